@@ -85,11 +85,11 @@ def build_view(policy: Policy, cwd: Path | None) -> list[str]:
             linux.mount("tmpfs", path, "tmpfs", plain, f"mode=1777,{size}")
     for node in nodes:
         node.bind()
-    for path in hidden:
-        if path.is_dir():
-            linux.mount("tmpfs", str(path), "tmpfs", plain, "mode=755,size=1m")
-        elif path.exists():
-            linux.mount("/dev/null", str(path), None, linux.MS_BIND)
+    for secret in hidden:
+        if secret.is_dir():
+            linux.mount("tmpfs", str(secret), "tmpfs", plain, "mode=755,size=1m")
+        elif secret.exists():
+            linux.mount("/dev/null", str(secret), None, linux.MS_BIND)
     for entry in kept:
         entry.bind()
 
