@@ -7,7 +7,8 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """$CUDA_AGENT_CACHE, else $XDG_CACHE_HOME/cuda-agent, else ~/.cache/cuda-agent. Made if missing, for its user alone."""
+    """$CUDA_AGENT_CACHE, else $XDG_CACHE_HOME/cuda-agent, else ~/.cache/cuda-agent. Made if missing, for its user
+    alone."""
     explicit = os.environ.get("CUDA_AGENT_CACHE")
     if explicit:
         path = Path(explicit)

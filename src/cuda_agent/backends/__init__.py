@@ -22,7 +22,8 @@ __all__ = [
 
 
 def get_backend(kind: Literal["cpu", "cuda", "auto"] = "auto") -> Backend:
-    """`auto`: CUDA where torch sees a GPU, else the CPU. Raises SetupError for `cuda` without one. Initialises no device."""
+    """`auto`: CUDA where torch sees a GPU, else the CPU. Raises SetupError for `cuda` without one. Initialises no
+    device."""
     from cuda_agent.backends.cuda import CudaBackend, cuda_is_available, require_cuda
 
     if kind == "cuda":

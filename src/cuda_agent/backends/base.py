@@ -18,8 +18,8 @@ class Arena(Protocol):
     """Memory that can be mapped into several processes at once.
 
     nbytes: size of the mapping, what was asked for rounded up to the device's granule; pass it to `attach`.
-    bytes: uint8 tensor of shape (nbytes,) over all of it, zero at first, aligned to at least 4 KiB. `bytes[a:b].view(dtype)` is a
-        tensor of any dtype if `a` is a multiple of its size.
+    bytes: uint8 tensor of shape (nbytes,) over all of it, zero at first, aligned to at least 4 KiB.
+        `bytes[a:b].view(dtype)` is a tensor of any dtype if `a` is a multiple of its size.
     """
 
     nbytes: int
@@ -57,8 +57,9 @@ class Ceilings:
 class DeviceFacts:
     """What is known of a device, and its state at this moment.
 
-    memory_bytes: total. clock_mhz, clock_max_mhz: of the SMs or of the fastest core. throttled: why it runs slower than it
-    could; empty if it does not or cannot tell. load: share of the device that is busy, 0 to 1, with work of anybody.
+    memory_bytes: total. clock_mhz, clock_max_mhz: of the SMs or of the fastest core. throttled: why it runs slower
+    than it could; empty if it does not or cannot tell. load: share of the device that is busy, 0 to 1, with work of
+    anybody.
     """
 
     kind: Kind

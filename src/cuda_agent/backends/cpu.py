@@ -26,7 +26,8 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14
 
 
 class CpuArena:
-    """A memfd, mapped shared and populated: as fast as ordinary memory (38 % slower if its pages were faulted in one by one).
+    """A memfd, mapped shared and populated: as fast as ordinary memory (38 % slower if its pages were faulted in one
+    by one).
 
     Its size is sealed, so that no process that holds the descriptor can make another one fault by truncating it.
     """

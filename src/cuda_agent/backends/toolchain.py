@@ -36,7 +36,8 @@ class Toolchain:
     """One compiler, ready to turn a source into a shared object.
 
     compiler: path. version: as it reports itself. arch: `sm_90`, or the CPU's model where flags say `-march=native`.
-    flags: base flags of every build. cxx: the host C++ compiler (the compiler itself on the CPU). suffix: of the sources.
+    flags: base flags of every build. cxx: the host C++ compiler (the compiler itself on the CPU). suffix: of the
+    sources.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -93,9 +94,9 @@ def cuda_toolchain(arch: str) -> Toolchain:
         found = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
         if found is None:
             raise SetupError(
-                "no CUDA compiler: nvcc is not in $CUDA_HOME/bin, on PATH or in /usr/local/cuda/bin; install the toolkit that "
-                "fits your torch build (`apt-get install cuda-nvcc-13-0` from NVIDIA's repository, or `conda install -c nvidia "
-                "cuda-nvcc cuda-cudart-dev`) or set CUDA_HOME"
+                "no CUDA compiler: nvcc is not in $CUDA_HOME/bin, on PATH or in /usr/local/cuda/bin; install the toolkit "
+                "that fits your torch build (`apt-get install cuda-nvcc-13-0` from NVIDIA's repository, or "
+                "`conda install -c nvidia cuda-nvcc cuda-cudart-dev`) or set CUDA_HOME"
             )
         nvcc = Path(found)
     return Toolchain("cuda", nvcc, _version(nvcc), arch, (*_NVCC_FLAGS, f"-arch={arch}"), cxx, ".cu")
@@ -119,8 +120,8 @@ def _find_cxx() -> Path:
         if found:
             return Path(found)
     raise SetupError(
-        "no C++ compiler: neither $CXX, g++ nor clang++ is on PATH; install one: `sudo apt-get install g++` on Debian and "
-        "Ubuntu, `sudo dnf install gcc-c++` on Fedora"
+        "no C++ compiler: neither $CXX, g++ nor clang++ is on PATH; install one: `sudo apt-get install g++` on Debian "
+        "and Ubuntu, `sudo dnf install gcc-c++` on Fedora"
     )
 
 

@@ -1,13 +1,26 @@
 """Confining processes: no network, a read-only system, limits on memory, processes, files and time.
 
-`fork_confined` for a pre-imported worker that runs foreign Python code, `spawn` for a program, `probe` for what this machine
-offers. Standard library and ctypes only; this room knows nothing of tasks, judges or devices.
+`fork_confined` for a pre-imported worker that runs foreign Python code, `spawn` for a program, `probe` for what this
+machine offers. Standard library and ctypes only; this room knows nothing of tasks, judges or devices.
 """
 
 from cuda_agent.sandbox.child import Child, Exit, kill_tree
 from cuda_agent.sandbox.keeper import fork_confined
 from cuda_agent.sandbox.policy import Level, Policy
+from cuda_agent.sandbox.probe import Offer, probe
 from cuda_agent.sandbox.program import Completed, spawn
 from cuda_agent.sandbox.support import available_level
 
-__all__ = ["Child", "Completed", "Exit", "Level", "Policy", "available_level", "fork_confined", "kill_tree", "spawn"]
+__all__ = [
+    "Child",
+    "Completed",
+    "Exit",
+    "Level",
+    "Offer",
+    "Policy",
+    "available_level",
+    "fork_confined",
+    "kill_tree",
+    "probe",
+    "spawn",
+]

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,18 @@ from typing import Any
 from cuda_agent.sandbox.policy import KilledFor, Level
 
 
+def wait_readable(descriptors: Sequence[int], timeout_s: float | None) -> set[int]:
+    """As select(2), for descriptors above 1023 too."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(None if timeout_s is None else max(timeout_s, 0) * 1000)}
+
+
 @dataclass(frozen=True)
 class Exit:
-    """How it ended. code: exit status, None when killed. signal: number that ended it. killed_for: the limit it exceeded.
+    """How it ended. code: exit status, None when killed. signal: number that ended it. killed_for: the limit it
+    exceeded.
 
     error: confinement itself failed, nothing foreign ran. All None: its keeper died, or it was told to go.
     """
@@ -28,7 +38,8 @@ class Exit:
 
 
 class Child:
-    """A confined process tree. Build one from a received (pid, status_fd) pair in any process of the same PID namespace.
+    """A confined process tree. Build one from a received (pid, status_fd) pair in any process of the same PID
+    namespace.
 
     The status pipe is read from a single place: use one Child per process tree.
     """
@@ -75,7 +86,7 @@ class Child:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return None
-            select.select([self.status_fd], [], [], left)
+            wait_readable([self.status_fd], left)
         return self.exit
 
     def wait_level(self, timeout: float | None = None) -> Level | None:
@@ -85,7 +96,7 @@ class Child:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return None
-            select.select([self.status_fd], [], [], left)
+            wait_readable([self.status_fd], left)
         return self.level
 
     def kill(self) -> None:
@@ -102,8 +113,8 @@ class Child:
 def kill_tree(pid: int, patience_s: float = 2.0) -> None:
     """End a keeper and all it keeps; returns when the keeper is gone.
 
-    Asks first (SIGTERM), since where there is no PID namespace only the keeper can find all of its descendants. SIGKILL to
-    the keeper is enough at Level.NAMESPACES.
+    Asks first (SIGTERM), since where there is no PID namespace only the keeper can find all of its descendants.
+    SIGKILL to the keeper is enough at Level.NAMESPACES.
     """
     try:
         handle = os.pidfd_open(pid)
@@ -113,7 +124,7 @@ def kill_tree(pid: int, patience_s: float = 2.0) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, number)
-            if select.select([handle], [], [], patience_s)[0]:
+            if wait_readable([handle], patience_s):
                 return
     finally:
         os.close(handle)

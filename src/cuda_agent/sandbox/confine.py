@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 from collections.abc import Collection
 from pathlib import Path
 
@@ -18,9 +19,9 @@ def close_all_fds(keep: Collection[int]) -> None:
     """Close every descriptor but 0, 1, 2 and `keep`."""
     previous = 2
     for descriptor in sorted({fd for fd in keep if fd > 2}):
-        os.closerange(previous + 1, descriptor)
+        linux.close_range(previous + 1, descriptor - 1)
         previous = descriptor
-    os.closerange(previous + 1, os.sysconf("SC_OPEN_MAX"))
+    linux.close_range(previous + 1, linux.LAST_DESCRIPTOR)
 
 
 def redirect(output_fd: int | None) -> None:
@@ -31,14 +32,17 @@ def redirect(output_fd: int | None) -> None:
         os.dup2(source, standard)
     if null > 2:
         os.close(null)
+    # Whatever these were before (a test runner's capture, a closed file), they are the standard descriptors now.
+    sys.stdin = open(0, closefd=False)
+    sys.stdout = open(1, "w", buffering=1, errors="replace", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, errors="replace", closefd=False)
 
 
 def reset_signals() -> None:
-    """Default handlers and an empty mask, whatever the parent (or Python) had."""
-    for number in signal.valid_signals():
-        if number not in (signal.SIGKILL, signal.SIGSTOP):
-            handler = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-            signal.signal(number, handler)
+    """Python's own start-up state: default handlers, an empty mask, SIGPIPE and SIGXFSZ as exceptions."""
+    ignored = (signal.SIGPIPE, signal.SIGXFSZ)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

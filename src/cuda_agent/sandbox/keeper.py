@@ -3,10 +3,10 @@
     caller ── keeper ── init (PID 1 of the new namespace) ── foreign process ── whatever it starts
 
 The init is ours because PID 1 cannot be killed or traced from inside, so foreign code can neither stop the watch nor
-outlive it: when the keeper dies the kernel kills the init (PR_SET_PDEATHSIG), and with it the whole namespace. Where PID
-namespaces are not allowed (`Level.LIMITS`) there is no init; the keeper adopts orphans (PR_SET_CHILD_SUBREAPER) and hunts
-its descendants down. What remains there: foreign code of the same user can kill its keeper, and a daemon of such code then
-outlives it until `kill_tree` or the end of the session.
+outlive it: when the keeper dies the kernel kills the init (PR_SET_PDEATHSIG), and with it the whole namespace. Where
+PID namespaces are not allowed (`Level.LIMITS`) there is no init; the keeper adopts orphans (PR_SET_CHILD_SUBREAPER)
+and hunts its descendants down. What remains there: foreign code of the same user can kill its keeper, and a daemon of
+such code then outlives it until `kill_tree` or the end of the session.
 
 Each side reports one JSON line on the status pipe: `{"level": …, "gaps": […]}`, then
 `{"exit": code or null, "signal": number or null, "killed_for": "memory" | "processes" | "time" | null}`; `{"error": …}`
@@ -48,9 +48,10 @@ def fork_confined(
 ) -> Child:
     """Fork a confined process that runs `main()` and then ends with status 0 (1 after an uncaught exception).
 
-    Call it in a single-threaded process. close_fds_except: descriptors the child keeps, at the same numbers. output_fd: its
-    stdout and stderr. level: no more than this one; default what the machine offers (`available_level`). The caller reaps
-    `Child.pid` (the keeper), or ignores SIGCHLD. Never raises for lack of isolation: the level reached is in the status.
+    Call it in a single-threaded process. close_fds_except: descriptors the child keeps, at the same numbers.
+    output_fd: its stdout and stderr. level: no more than this one; default what the machine offers
+    (`available_level`). The caller reaps `Child.pid` (the keeper), or ignores SIGCHLD. Never raises for lack of
+    isolation: the level reached is in the status.
     """
     chosen = min(level or Level.NAMESPACES, available_level(), key=lambda item: item.rank)
     status_read, status_write = os.pipe2(os.O_CLOEXEC)
@@ -212,7 +213,10 @@ def _fork_foreign(
 
 
 def _watch(child: int, watcher: Watcher, kill: Callable[[], None]) -> tuple[int | None, KilledFor | None]:
-    """Wait for the child's end, reaping orphans. Returns its wait status (None: the tree was told to go) and why we killed it."""
+    """Wait for the child's end, reaping orphans.
+
+    Returns its wait status (None: the tree was told to go) and why it was killed here.
+    """
     killed_for: KilledFor | None = None
     while True:
         event = signal.sigtimedwait(_WATCHED, watcher.poll_s if killed_for is None else 1.0)

@@ -1,10 +1,14 @@
-"""The keeper's program for `spawn`: `python -I -S launch.py SETTINGS STATUS_FD OUTPUT_FD`. A fresh, single-threaded process,
-so that callers with threads never fork. `python -I -S launch.py probe` prints why namespaces cannot be had."""
+"""The keeper's program for `spawn`: `python -I -S launch.py SETTINGS STATUS_FD OUTPUT_FD`.
+
+A fresh, single-threaded process, so that callers with threads never fork. `launch.py probe` prints why namespaces
+cannot be had, `launch.py survey` which ones can.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -19,10 +23,17 @@ def main() -> None:
     if sys.argv[1] == "probe":
         print(json.dumps(try_namespaces()))
         return
+    if sys.argv[1] == "survey":
+        from cuda_agent.sandbox.probe import survey
+
+        print(json.dumps(survey()))
+        return
     settings = json.loads(sys.argv[1])
     argv, env = settings["argv"], settings["env"]
 
     def execute() -> None:
+        for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python's own habit, not a program's
+            signal.signal(number, signal.SIG_DFL)
         try:
             os.execvpe(argv[0], argv, env)
         except OSError as error:

@@ -62,8 +62,8 @@ def _create(path: Path, folder: bool) -> None:
 def build_view(policy: Policy, cwd: Path | None) -> list[str]:
     """Mount the confined view; call it inside a new mount namespace.
 
-    Returns what could not be had but does not open a hole (today: a fresh /proc). Raises OSError where the view would have
-    a hole, for the caller to stop.
+    Returns what could not be had but does not open a hole (today: a fresh /proc). Raises OSError where the view would
+    have a hole, for the caller to stop.
     """
     linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
     scratch = sorted({os.path.realpath(path) for path in _SCRATCH if os.path.isdir(path)})
@@ -74,6 +74,12 @@ def build_view(policy: Policy, cwd: Path | None) -> list[str]:
 
     size = f"size={max(policy.memory_bytes // 4, 1 << 20)}" if policy.memory_bytes else "size=50%"
     plain = linux.MS_NOSUID | linux.MS_NODEV
+    # Hidden first: a kept folder is bound with the masks inside it.
+    for secret in hidden:
+        if secret.is_dir():
+            linux.mount("tmpfs", str(secret), "tmpfs", plain, "mode=755,size=1m")
+        else:
+            linux.mount("/dev/null", str(secret), None, linux.MS_BIND)
     linux.mount("tmpfs", "/dev", "tmpfs", linux.MS_NOSUID | linux.MS_NOEXEC, "mode=755,size=64k")
     for name, target in {"fd": "", "stdin": "/0", "stdout": "/1", "stderr": "/2"}.items():
         os.symlink(f"/proc/self/fd{target}", f"/dev/{name}")
@@ -85,11 +91,6 @@ def build_view(policy: Policy, cwd: Path | None) -> list[str]:
             linux.mount("tmpfs", path, "tmpfs", plain, f"mode=1777,{size}")
     for node in nodes:
         node.bind()
-    for secret in hidden:
-        if secret.is_dir():
-            linux.mount("tmpfs", str(secret), "tmpfs", plain, "mode=755,size=1m")
-        elif secret.exists():
-            linux.mount("/dev/null", str(secret), None, linux.MS_BIND)
     for entry in kept:
         entry.bind()
 

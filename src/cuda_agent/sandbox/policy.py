@@ -16,8 +16,8 @@ class Level(StrEnum):
     """How a process is confined, weakest first; what a machine reaches is found out, never assumed.
 
     NONE: not at all.
-    LIMITS: rlimits, own session, a watcher for memory, processes and time, no capabilities, no_new_privs. The process can
-        still read and write what its user can, reach the network and signal that user's other processes.
+    LIMITS: rlimits, own session, a watcher for memory, processes and time, no capabilities, no_new_privs. The process
+        can still read and write what its user can, reach the network and signal that user's other processes.
     NAMESPACES: also its own user (unless root), PID, mount, network and IPC namespaces: no network, a read-only system,
         private /tmp, /var/tmp and /dev/shm, a minimal /dev, an empty /run, no other process in sight.
     """
@@ -35,15 +35,17 @@ class Level(StrEnum):
 class Policy:
     """Limits and visibility of one process tree.
 
-    memory_bytes: anonymous plus shared memory of the whole tree; a memfd mapped by several of its processes counts once.
+    memory_bytes: anonymous plus shared memory of the whole tree; a memfd mapped by several of its processes counts
+    once.
     processes: processes and threads of the tree together.
     file_bytes: RLIMIT_FSIZE; longest file (also memfd) it may write.
     wall_s: seconds until it is killed.
     writable: files and folders that stay writable, at their own paths.
-    readable: what must stay visible although it lies under a masked folder (/tmp, /run, …). The interpreter's own folders
-        and the working directory always do.
+    readable: what must stay visible although it lies under a masked folder (/tmp, /run, …). The interpreter's own
+        folders and the working directory always do.
     hidden: files and folders that are masked: a folder is seen empty, a file as /dev/null. NAMESPACES only.
-    address_space: set RLIMIT_AS to memory_bytes, per process. Good for compilers; it breaks CUDA, which reserves terabytes.
+    address_space: set RLIMIT_AS to memory_bytes, per process. Good for compilers; it breaks CUDA, which reserves
+    terabytes.
     devices: keep /dev/nvidia* in the private /dev.
     """
 

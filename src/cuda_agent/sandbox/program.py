@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import select
 import subprocess
 import sys
 import time
@@ -14,18 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cuda_agent.sandbox.child import Child
+from cuda_agent.sandbox.child import Child, wait_readable
 from cuda_agent.sandbox.policy import Level, Policy
 from cuda_agent.sandbox.support import level_cap
 
-_LAUNCH = [sys.executable, "-I", "-S", str(Path(__file__).with_name("launch.py"))]
+LAUNCH = [sys.executable, "-I", "-S", str(Path(__file__).with_name("launch.py"))]
+_LAST_WORDS_S = 0.2
 
 
 @dataclass(frozen=True)
 class Completed:
     """A program's end. returncode: exit status, negative signal number, None where we killed it or it never started.
 
-    output: stdout and stderr as they came; where `truncated`, the middle is cut and the cut says how many bytes it took.
+    output: stdout and stderr as they came; where `truncated`, the middle is cut and the cut says how many bytes it
+    took.
     seconds: wall time, confinement included.
     """
 
@@ -65,7 +66,7 @@ class _HeadAndTail:
 @functools.cache
 def namespaces_refused() -> str | None:
     """Why this machine cannot give `Level.NAMESPACES`; None: it can. Safe beside threads."""
-    done = subprocess.run([*_LAUNCH, "probe"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([*LAUNCH, "probe"], capture_output=True, text=True, timeout=60)
     if done.returncode != 0:
         return done.stderr.strip() or "the attempt died"
     reason = json.loads(done.stdout)
@@ -88,9 +89,9 @@ def spawn(
 ) -> Completed:
     """Run `argv` confined in `cwd` with exactly `env`, and wait for it. May be called from any thread.
 
-    All that it started is dead when this returns, and also when this is interrupted. `cwd` stays visible, but is writable
-    only if `policy.writable` names it. A program that cannot be started ends with 127 or 126 and a line of output, as in a
-    shell. Raises RuntimeError where confinement itself failed.
+    All that it started is dead when this returns, and also when this is interrupted. `cwd` stays visible, but is
+    writable only if `policy.writable` names it. A program that cannot be started ends with 127 or 126 and a line of
+    output, as in a shell. Raises RuntimeError where confinement itself failed.
     """
     started = time.monotonic()
     chosen = min(level or Level.NAMESPACES, _offered_level(), key=lambda item: item.rank)
@@ -106,10 +107,11 @@ def spawn(
     }
     try:
         keeper = subprocess.Popen(
-            [*_LAUNCH, json.dumps(settings), str(status_write), str(output_write)],
+            [*LAUNCH, json.dumps(settings), str(status_write), str(output_write)],
             stdin=subprocess.DEVNULL,
             pass_fds=(status_write, output_write),
             cwd="/",
+            start_new_session=True,  # a Ctrl-C at the terminal is ours to handle
         )
     except OSError:
         os.close(status_read)
@@ -121,7 +123,7 @@ def spawn(
     child = Child(keeper.pid, status_read)
     output = _HeadAndTail(output_limit)
     try:
-        _drain(output_read, output)
+        _drain(output_read, output, child)
         end = child.wait()
     finally:
         child.kill()
@@ -140,9 +142,17 @@ def spawn(
     return Completed(returncode, text, truncated, timed_out, killed_for, child.level or chosen, seconds)
 
 
-def _drain(descriptor: int, output: _HeadAndTail) -> None:
+def _drain(descriptor: int, output: _HeadAndTail, child: Child) -> None:
+    """Until nobody can write any more, or until the tree has ended and what it left in the pipe is read."""
     while True:
-        select.select([descriptor], [], [])
+        watched = [descriptor] if child.exit else [descriptor, child.status_fd]
+        ready = wait_readable(watched, _LAST_WORDS_S if child.exit else None)
+        if child.status_fd in ready:
+            child.poll()
+        if not ready:
+            return
+        if descriptor not in ready:
+            continue
         chunk = os.read(descriptor, 1 << 20)
         if not chunk:
             return

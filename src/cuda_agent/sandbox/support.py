@@ -29,7 +29,10 @@ def enter_namespaces() -> None:
 
 
 def try_namespaces() -> str | None:
-    """Why this machine cannot give `Level.NAMESPACES`, from a forked attempt; None: it can. Single-threaded callers only."""
+    """Why this machine cannot give `Level.NAMESPACES`, from a forked attempt; None: it can.
+
+    Single-threaded callers only.
+    """
     read, write = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
@@ -65,7 +68,10 @@ def _tried() -> bool:
 
 
 def available_level() -> Level:
-    """The strongest level here, no stronger than $CUDA_AGENT_SANDBOX. Tried once a process; single-threaded callers only."""
+    """The strongest level here, no stronger than $CUDA_AGENT_SANDBOX. Tried once a process.
+
+    Single-threaded callers only.
+    """
     cap = level_cap()
     if cap is Level.NAMESPACES and not _tried():
         return Level.LIMITS

@@ -1,4 +1,5 @@
-"""Watching a process tree through /proc: memory, processes and threads, time. Runs beside timed code, so it stays cheap."""
+"""Watching a process tree through /proc: memory, processes and threads, time. It runs beside timed code: keep it
+cheap."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ _DESCRIPTORS_EVERY_S = 0.5
 class Watcher:
     """Says which limit of `policy` the tree exceeds.
 
-    root: the process whose descendants are watched. None: everything in this PID namespace but its init, from a /proc of
-    that namespace.
+    root: the process whose descendants are watched. None: everything in this PID namespace but its init, from a /proc
+    of that namespace.
     """
 
     def __init__(self, policy: Policy, root: int | None) -> None:
@@ -123,7 +124,8 @@ def _memfds(pids: dict[int, dict[str, int]]) -> dict[tuple[int, int], int]:
 
 
 def _shared_once(pids: dict[int, dict[str, int]]) -> int:
-    """Bytes of shared memory of a tree, each object counted once. Where a process forbids the look, all of its own counts."""
+    """Bytes of shared memory of a tree, each object counted once. Where a process forbids the look, all it maps
+    counts."""
     held = _memfds(pids)
     unknown = 0
     for pid, status in pids.items():
