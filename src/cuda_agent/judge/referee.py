@@ -1,0 +1,237 @@
+"""The process that decides: our own code only. It owns the arenas, the private inputs, the comparison and the clock.
+
+It serves one orchestrator, one request at a time, and talks to runners over their own channels.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from cuda_agent.backends import Backend, get_backend
+from cuda_agent.errors import SetupError
+from cuda_agent.judge.clock import EFFORT, Effort
+from cuda_agent.judge.compare import NOTHING, compare, largest_error
+from cuda_agent.judge.job import Settings
+from cuda_agent.judge.session import TaskSession, Unusable, minimum_traffic
+from cuda_agent.judge.stage import Peer, RunnerFailed
+from cuda_agent.judge.wire import Channel, ChannelClosed, ChannelTimeout, Message, ProtocolError
+
+_PREPARE_TIMEOUT = 600.0  # torch.compile of a whole network
+
+
+class Referee:
+    def __init__(self, channel: Channel, backend: Backend) -> None:
+        self._channel = channel
+        self._backend = backend
+        self._sessions: dict[str, TaskSession] = {}
+
+    def serve(self) -> None:
+        while True:
+            request, fds = self._channel.recv()
+            try:
+                answer = {"ok": getattr(self, "do_" + request.pop("do"))(*fds, **request)}
+            except Unusable as error:
+                answer = {"unusable": str(error)}
+            except SetupError as error:
+                answer = {"setup": str(error)}
+            except RunnerFailed as error:
+                answer = {"failed": {"kind": error.kind, "message": error.message, "where": error.where}}
+            self._channel.send(answer)
+
+    # Tasks
+
+    def do_open_task(self, fd: int, key: str, source: str, filename: str, timeout: float) -> Message:
+        peer = Peer(Channel.from_fd(fd), timeout)
+        session = TaskSession(self._backend, peer, source, filename)
+        self._sessions[key] = session
+        return {"traffic": minimum_traffic(session)}
+
+    def do_close_task(self, key: str) -> None:
+        session = self._sessions.pop(key, None)
+        if session is not None:
+            session.close()
+        self._backend.empty_cache()
+
+    def do_baseline(self, key: str, variant: str, mode: str) -> Any:
+        """Time the task's own model, with no candidate alive. None where torch.compile fails on it."""
+        session = self._sessions[key]
+        peer = session.peer
+        if variant != "eager":
+            session.fill([0])
+            session.answer(0, "eager")
+            patience, peer.timeout = peer.timeout, _PREPARE_TIMEOUT
+            try:
+                peer.ask("prepare", variant=variant, stage="reference")
+            except RunnerFailed as error:
+                if error.kind in ("crashed", "timed_out", "protocol"):
+                    raise
+                if "Python.h" in error.message:
+                    raise SetupError(
+                        "torch.compile needs Python's C headers on the CPU (Python.h is missing): "
+                        "sudo apt install python3-dev"
+                    ) from error
+                return {"failed": error.message}
+            finally:
+                peer.timeout = patience
+        effort = EFFORT[mode]
+        self._enter(session, peer, self._rough_seconds(session, peer, variant), effort)
+        timed, _ = session.measure(peer, variant, effort, Settings())
+        self._leave(session, peer)
+        return timed.model_dump()
+
+    # Candidates
+
+    def do_judge(
+        self, *fds: int, key: str, settings: dict[str, Any], form: str, files: dict[str, str], names: list[str],
+        baseline_ms: float,
+    ) -> Message:  # fmt: skip
+        session = self._sessions[key]
+        options = Settings(**settings)
+        seconds: dict[str, float] = {}
+        peer = Peer(Channel.from_fd(fds[0]), options.timeout_s)
+        try:
+            start = time.perf_counter()
+            self._load(session, peer, fds[1:], form, files, names, options)
+            seconds["load"] = time.perf_counter() - start
+            start = time.perf_counter()
+            verdict = self._check(session, peer, options, baseline_ms)
+            seconds["check"] = time.perf_counter() - start
+            start = time.perf_counter()
+            timed, agreement = session.measure(peer, "candidate", EFFORT[options.mode], options)
+            seconds["time"] = time.perf_counter() - start
+        finally:
+            peer.channel.close()
+        verdict["candidate"] = timed.model_dump()
+        verdict["errors"]["checked"] += agreement.elements
+        return {**verdict, "seconds": seconds}
+
+    def _load(
+        self, session: TaskSession, peer: Peer, objects: Sequence[int], form: str, files: dict[str, str],
+        names: list[str], options: Settings,
+    ) -> None:  # fmt: skip
+        """Import the candidate and give it the task's weights. Builds that it asks for go to the orchestrator."""
+        request = {"do": "load_candidate", "form": form, "files": files, "names": names}
+        try:
+            peer.channel.send(request, objects)
+            deadline = time.monotonic() + options.timeout_s
+            while True:
+                message, received = peer.channel.recv(max(0.1, deadline - time.monotonic()))
+                for fd in received:
+                    os.close(fd)
+                if "build" not in message:
+                    break
+                self._channel.send({"build": message["build"]})
+                began = time.monotonic()
+                answer, built = self._channel.recv()
+                deadline += time.monotonic() - began
+                peer.channel.send(answer, built)
+                for fd in built:
+                    os.close(fd)
+            peer.answer(message)
+        except ChannelTimeout as error:
+            raise RunnerFailed("timed_out", f"loading took longer than {options.timeout_s:g} s") from error
+        except ChannelClosed as error:
+            raise RunnerFailed("crashed", "the process ended while the candidate was loaded") from error
+        except ProtocolError as error:
+            raise RunnerFailed("protocol", str(error)) from error
+        finally:
+            for fd in objects:
+                os.close(fd)
+        seed = session.construction_seed
+        peer.ask("build_candidate", init=session.init, seed=seed, names=session.names)
+        arena = session.state_arena()
+        fd = arena.export_fd()
+        try:
+            peer.ask(
+                "load_state", fds=[fd], nbytes=arena.nbytes, names=session.names, region=session.state_region.to_json()
+            )
+        finally:
+            os.close(fd)
+            arena.close()
+
+    def _check(self, session: TaskSession, peer: Peer, options: Settings, baseline_ms: float) -> Message:
+        """Fresh random inputs against the oracle."""
+        effort = EFFORT[options.mode]
+        slots = session.timing_slots(effort, baseline_ms / 1e3 / 3)  # room for a candidate three times as fast
+        stage = session.stage_for(slots)
+        stage.share_with(peer)
+        agreement, own_error, floor_error = NOTHING, 0.0, 0.0
+        order = list(range(min(slots, options.trials)))
+        done = 0
+        while done < options.trials:
+            batch = order[: options.trials - done]
+            session.fill(batch)
+            stage.poison(batch)
+            stage.show(batch)
+            self._backend.synchronize()
+            peer.ask("check_outputs", stage="timing", variant="candidate", order=batch)
+            stage.take(batch)
+            self._backend.synchronize()
+            if stage.mutated(batch):
+                raise RunnerFailed("mutated-input", "forward changed its input; Model leaves it as it is")
+            for slot in batch:
+                oracle, eager, allowances = session.oracle_answer(slot, options)
+                for got, want, torchs, allowance in zip(
+                    stage.private_outputs[slot], oracle, eager, allowances, strict=True
+                ):
+                    found = compare(got, want, allowance, torchs)
+                    if found.worst > 1:
+                        raise RunnerFailed("incorrect", f"wrong output {found.detail}")
+                    agreement = agreement.merged(found)
+                    own_error = max(own_error, largest_error(got, want))
+                    floor_error = max(floor_error, 8 * largest_error(torchs, want), 16 * _ulp(want))
+            done += len(batch)
+        return {
+            "errors": {
+                "worst": agreement.worst,
+                "max_abs": agreement.max_abs,
+                "eager_worst": session.eager_worst,
+                "checked": agreement.elements,
+            },
+            "oracle": session.oracle,
+            "precision": "full" if own_error <= floor_error else "reduced",
+        }
+
+    # The timing stage
+
+    def _rough_seconds(self, session: TaskSession, peer: Peer, variant: str) -> float:
+        peer.ask("run", stage="reference", variant=variant, order=[0])
+        best = float("inf")
+        for _ in range(3):
+            start = time.perf_counter()
+            peer.ask("run", stage="reference", variant=variant, order=[0])
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    def _enter(self, session: TaskSession, peer: Peer, seconds: float, effort: Effort) -> None:
+        session.stage_for(session.timing_slots(effort, seconds)).share_with(peer)
+
+    def _leave(self, session: TaskSession, peer: Peer) -> None:
+        peer.ask("detach", stage="timing")
+
+    def do_ceilings(self) -> Message:
+        return self._backend.ceilings().to_json()
+
+    def do_warm(self) -> None:
+        self._backend.synchronize()
+
+
+def _ulp(reference: Any) -> float:
+    if not reference.is_floating_point() or reference.numel() == 0:
+        return 0.0
+    import torch
+
+    return float(reference.nan_to_num(0.0, 0.0, 0.0).abs().max()) * torch.finfo(reference.dtype).eps / 2
+
+
+def main(channel_fd: int, kind: str) -> None:
+    referee = Referee(Channel.from_fd(channel_fd), get_backend(kind))  # type: ignore[arg-type]
+    try:
+        referee.serve()
+    except ChannelClosed:
+        os._exit(0)
+
+

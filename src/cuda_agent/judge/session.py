@@ -1,0 +1,339 @@
+"""One task in the referee: its runner, what goes in and out, and what is right."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cuda_agent.backends import Backend
+from cuda_agent.judge.clock import MAX_SLOTS, Effort, draw_batch_sizes, interval, narrow_enough, slope
+from cuda_agent.judge.compare import NOTHING, Agreement, Allowance, compare, largest_error
+from cuda_agent.judge.stage import Layout, Peer, RunnerFailed, Stage
+from cuda_agent.judge.values import Region, UnsupportedValue, dtype_of
+from cuda_agent.judge.verdict import Interval
+
+_STAGE_BYTES = {"cpu": 1 << 30, "cuda": 12 << 30}  # aim for a timing arena; two slots are always granted
+
+
+class Unusable(Exception):
+    """The task cannot be judged; the message is for its author."""
+
+
+class TaskSession:
+    """Owned by the referee; `peer` is the task's runner.
+
+    After construction: `layout`, `names` and `state` (the perturbed weights, private), `init` (constructor arguments).
+    """
+
+    def __init__(self, backend: Backend, peer: Peer, source: str, filename: str) -> None:
+        self._backend = backend
+        self.peer = peer
+        self._file = filename
+        self._seeds = secrets.SystemRandom()
+        self._private: torch.Tensor | None = None
+        self._stage: Stage | None = None  # the reference's, without private copies
+        self._timing: Stage | None = None  # the one that is timed, with them
+        self.oracle = "float64"
+        self.eager_error = 0.0
+        self.eager_worst = 0.0
+        self.init = self._ask("load_task", source=source, filename=filename)["init"]
+        self.construction_seed = self._seed()
+        built = self._ask("build_model", seed=self.construction_seed)
+        self.names: list[str] = list(built["names"])
+        self.state_region = Region.from_json(built["region"])
+        self.state = self._receive_state()
+        self.layout = self._discover()
+        self._check_usable()
+
+    # Setting up
+
+    def _ask(self, do: str, **arguments: Any) -> Any:
+        """Ask the task's runner for something that must work, or the task is unusable."""
+        try:
+            return self.peer.ask(do, **arguments)
+        except RunnerFailed as error:
+            where = error.where or self._file
+            raise Unusable(f"{where}: {error.message}") from error
+        except UnsupportedValue as error:
+            raise Unusable(f"{self._file}: {error}") from error
+
+    def _seed(self) -> int:
+        return self._seeds.randrange(1 << 31)
+
+    def _receive_state(self) -> torch.Tensor:
+        nbytes = max(512, self.state_region.nbytes)
+        arena = self._backend.allocate(nbytes)
+        fd = arena.export_fd()
+        try:
+            self._ask("store_state", fds=[fd], nbytes=nbytes)
+        finally:
+            os.close(fd)
+        state = arena.bytes.clone()
+        self._backend.synchronize()
+        arena.close()
+        return state
+
+    def _discover(self) -> Layout:
+        """Run get_inputs and eager once to learn the structure of a call."""
+        made = self._ask("make_inputs", seed=self._seed())
+        inputs = Region.from_json(made["region"])
+        draft = Layout(made["tree"], inputs, None, Region(()))
+        stage = Stage("draft", self._backend, draft, 1)
+        stage.share_with(self.peer)
+        self._ask("store", stage="draft")
+        probed = self._ask("probe_outputs", stage="draft")
+        outputs = Region.from_json(probed["region"])
+        self._ask("detach", stage="draft")
+        stage.close()
+        if not outputs.specs:
+            raise Unusable(f"{self._file}: forward returns no tensor")
+        return Layout(made["tree"], inputs, probed["tree"], outputs)
+
+    def _check_usable(self) -> None:
+        """Neither random nor constant."""
+        stage = self.reference()
+        self.fill([0])
+        self._run("eager")
+        first = [o.clone() for o in stage.outputs[0]]
+        self._restore(0)
+        self._run("eager")
+        again = stage.outputs[0]
+        allowance = Allowance(1e-3, 1e-3)
+        if any(compare(a, f, allowance).worst > 1 for a, f in zip(again, first, strict=True)):
+            raise Unusable(
+                f"{self._file}: Model.forward gives different outputs for the same input, so nothing can be checked against "
+                "it; remove the randomness (dropout in eval mode is fine)"
+            )
+        self.fill([0])
+        self._run("eager")
+        if self.layout.inputs.payload and all(torch.equal(o, f) for o, f in zip(stage.outputs[0], first, strict=True)):
+            raise Unusable(
+                f"{self._file}: Model.forward gives the same output for different inputs, so a constant would pass; make "
+                "get_inputs random and let the output depend on it"
+            )
+
+    def _run(self, variant: str, slot: int = 0, strict: bool = False) -> None:
+        self._ask("run", stage="reference", variant=variant, order=[slot], strict=strict)
+
+    def _restore(self, slot: int) -> None:
+        """Undo what an in-place model did to its inputs."""
+        assert self._private is not None
+        views = self.layout.inputs.views(self._private, 0)
+        for shared, private in zip(self.reference().inputs[slot], views, strict=True):
+            shared.copy_(private)
+        self._backend.synchronize()
+
+    # Memory
+
+    def reference(self) -> Stage:
+        """The task runner's own slot."""
+        if self._stage is None:
+            self._stage = Stage("reference", self._backend, self.layout, 1)
+            self._stage.share_with(self.peer)
+        return self._stage
+
+    def drop_reference(self) -> None:
+        if self._stage is not None:
+            self._stage.close()
+            self._stage = None
+
+    def timing_slots(self, effort: Effort, seconds: float) -> int:
+        """How many slots to measure a call of about `seconds` with."""
+        wanted = int(effort.window_s * 1.4 / max(seconds, 1e-6)) + 1
+        affordable = _STAGE_BYTES[self._backend.kind] // (self.layout.slot_bytes + 1)
+        slots = max(3, min(wanted, affordable, MAX_SLOTS))
+        each = 3 * self.layout.inputs.nbytes + 4 * self.layout.outputs.nbytes
+        while slots > 2 and slots * each > 0.85 * self._backend.memory_free():
+            slots -= 1
+        return slots
+
+    def stage_for(self, slots: int) -> Stage:
+        """A timing stage with `slots` slots; kept while the same size is asked for."""
+        if self._timing is None or self._timing.slots != slots:
+            self.close_timing()
+            self._private = None
+            self._backend.empty_cache()
+            size = max(512, slots * self.layout.inputs.nbytes)
+            self._private = torch.zeros(size, dtype=torch.uint8, device=self._backend.torch_device)
+            self._timing = Stage("timing", self._backend, self.layout, slots, private=self._private)
+        return self._timing
+
+    def close_timing(self) -> None:
+        if self._timing is not None:
+            self._timing.close()
+            self._timing = None
+            self._backend.empty_cache()
+
+    def state_arena(self) -> Any:
+        arena = self._backend.allocate(max(512, self.state_region.nbytes))
+        arena.bytes[: self.state.numel()].copy_(self.state[: arena.nbytes])
+        self._backend.synchronize()
+        return arena
+
+    # Inputs and answers
+
+    def fill(self, slots: Sequence[int]) -> None:
+        """Fresh inputs from secret seeds into the private copies of these slots."""
+        if self._private is None:
+            size = max(512, self.layout.inputs.nbytes)
+            self._private = torch.zeros(size, dtype=torch.uint8, device=self._backend.torch_device)
+        stage = self.reference()
+        for slot in slots:
+            made = self._ask("make_inputs", seed=self._seed())
+            if Region.from_json(made["region"]) != self.layout.inputs:
+                raise Unusable(f"{self._file}: get_inputs gives other shapes or dtypes from call to call")
+            self._ask("store", stage="reference")
+            views = self.layout.inputs.views(self._private, slot * self.layout.inputs.nbytes)
+            for private, shared in zip(views, stage.inputs[0], strict=True):
+                private.copy_(shared)
+        self._backend.synchronize()
+
+    def answer(self, slot: int, variant: str, strict: bool = False) -> list[torch.Tensor]:
+        """What the reference says to the private inputs of `slot`; valid until the next call."""
+        assert self._private is not None
+        stage = self.reference()
+        views = self.layout.inputs.views(self._private, slot * self.layout.inputs.nbytes)
+        for shared, private in zip(stage.inputs[0], views, strict=True):
+            shared.copy_(private)
+        self._backend.synchronize()
+        self._run(variant, strict=strict)
+        return stage.outputs[0]
+
+    def oracle_answer(self, slot: int, settings: Any) -> tuple[list[torch.Tensor], list[torch.Tensor], list[Allowance]]:
+        """(oracle, eager with TF32 off, allowance) per output of this slot's inputs; all private."""
+        if self.oracle == "float64":
+            try:
+                self.peer.ask("prepare", variant="oracle", stage="reference")
+                oracle = [o.clone() for o in self._oracle_outputs(slot)]
+            except RunnerFailed as error:
+                if error.kind in ("crashed", "timed_out", "protocol"):
+                    raise Unusable(f"{self._file}: Model in float64: {error.message}") from error
+                self.oracle = "float32"
+        if self.oracle == "float32":
+            oracle = [o.clone() for o in self.answer(slot, "eager", strict=True)]
+        eager = self.answer(slot, "eager", strict=True)
+        allowances = []
+        for o, e in zip(oracle, eager, strict=True):
+            error_of_eager = largest_error(e, o)
+            self.eager_error = max(self.eager_error, error_of_eager)
+            plain = Allowance(settings.atol, settings.rtol)
+            self.eager_worst = max(self.eager_worst, _finite(compare(e, o, plain).worst))
+            allowances.append(Allowance(settings.atol, settings.rtol, 8 * error_of_eager))
+        return oracle, eager, allowances
+
+    def _oracle_outputs(self, slot: int) -> list[torch.Tensor]:
+        assert self._private is not None
+        stage = self.reference()
+        views = self.layout.inputs.views(self._private, slot * self.layout.inputs.nbytes)
+        for shared, private in zip(stage.inputs[0], views, strict=True):
+            shared.copy_(private)
+        self._backend.synchronize()
+        self.peer.ask("run", stage="reference", variant="oracle", order=[0])  # rounded to the output's dtype as it is stored
+        return stage.outputs[0]
+
+    # The clock
+
+    def measure(self, peer: Peer, variant: str, effort: Effort, settings: Any) -> tuple[Interval, Agreement]:
+        """Time `variant` in the timing stage, which `peer` is attached to; every timed output is verified.
+
+        Raises RunnerFailed with kind `incorrect` or `mutated-input` if a timed iteration was wrong.
+        """
+        stage = self._timing
+        assert stage is not None
+        everything = list(range(stage.slots))
+        self.fill(everything)
+        stage.show(everything)
+        self._backend.synchronize()
+        peer.ask("run", stage="timing", variant=variant, order=everything)  # the allocator and caches settle
+        pilot = self._pilot(stage, peer, variant)
+        aim = max(2, round(effort.window_s / max(pilot, 1e-7)))
+        times: list[float] = []
+        checked = NOTHING
+        spent, per_round = 0.0, 0.0
+        fresh = True
+        while len(times) < effort.max_rounds:
+            n1, n2 = draw_batch_sizes(stage.slots, aim)
+            order = self._seeds.sample(everything, len(everything))
+            disjoint = n1 + n2 <= stage.slots
+            long, short = order[:n2], order[n2 : n2 + n1] if disjoint else order[:n1]
+            measured: dict[int, float] = {}
+            batches = [long, short] if self._seeds.random() < 0.5 else [short, long]
+            if disjoint and not fresh:
+                self.fill([*long, *short])
+            for batch in batches:
+                if not disjoint and not fresh:
+                    self.fill(batch)
+                with self._backend.timer_lease():
+                    alone = stage.calibrate(batch)
+                    window = stage.window(peer, variant, batch)
+                measured[len(batch)] = window - alone
+                spent += window
+                checked = checked.merged(self._verify(stage, variant, batch, settings))
+                fresh = False
+            times.append(max(1e-8, slope(n1, measured[n1], n2, measured[n2])))
+            per_round = max(per_round, spent / len(times))
+            if narrow_enough(times, effort) or (spent > effort.budget_s and len(times) >= effort.min_rounds):
+                break
+        return interval(times), checked
+
+    def _pilot(self, stage: Stage, peer: Peer, variant: str) -> float:
+        """Rough seconds per iteration, to choose batch sizes by."""
+        all_, one = list(range(stage.slots)), [0]
+        runs = []
+        for order in (one, all_):
+            start = time.perf_counter()
+            peer.ask("run", stage="timing", variant=variant, order=order)
+            runs.append(time.perf_counter() - start)
+        return max(1e-7, (runs[1] - runs[0]) / (len(all_) - 1))
+
+    def _verify(self, stage: Stage, variant: str, order: Sequence[int], settings: Any) -> Agreement:
+        if variant != "candidate":
+            return NOTHING
+        if stage.mutated(order):
+            raise RunnerFailed("mutated-input", "forward changed its input; Model leaves it as it is")
+        total = NOTHING
+        slack = 1.0 + self.eager_worst
+        for slot in order:
+            expected = self.answer(slot, "eager")
+            for position, (got, want) in enumerate(zip(stage.private_outputs[slot], expected, strict=True)):
+                allowance = Allowance(settings.atol * slack, settings.rtol * slack, 9 * self.eager_error)
+                found = compare(got, want, allowance)
+                if found.worst > 1 and self._is_exact(position):
+                    found = self._second_opinion(got, slot, position, settings)
+                if found.worst > 1:
+                    raise RunnerFailed(
+                        "incorrect",
+                        f"a timed iteration left a wrong output {found.detail}; the same code was right when it was not timed",
+                    )
+                total = total.merged(found)
+        return total
+
+    def _is_exact(self, position: int) -> bool:
+        return not dtype_of(self.layout.outputs.specs[position].dtype).is_floating_point
+
+    def _second_opinion(self, got: torch.Tensor, slot: int, position: int, settings: Any) -> Agreement:
+        """Integer outputs may differ from eager where eager differs from the oracle (ties)."""
+        oracle, eager, allowances = self.oracle_answer(slot, settings)
+        return compare(got, oracle[position], allowances[position], eager[position])
+
+    def close(self) -> None:
+        self.close_timing()
+        self.drop_reference()
+        self.peer.channel.close()
+
+
+def _finite(value: float) -> float:
+    return value if value < 1e6 else 0.0
+
+
+def minimum_traffic(session: TaskSession) -> int:
+    """Bytes that must move at least: inputs and parameters read once, outputs written once."""
+    layout = session.layout
+    return layout.inputs.payload + session.state_region.payload + layout.outputs.payload
+
+

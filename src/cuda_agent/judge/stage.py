@@ -1,0 +1,188 @@
+"""Where inputs and outputs lie: an arena shared with one runner, and the referee's private copies.
+
+A slot holds one call: its inputs, then its outputs. The runner sees the arena; the private copies it never sees.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from cuda_agent.backends import Arena, Backend
+from cuda_agent.judge.values import Region
+from cuda_agent.judge.wire import Channel, ChannelClosed, ChannelTimeout, Message, ProtocolError
+
+POISON = 0xFB  # as float32 -2.6e36, as float64 -1e288, as integer far out of range: never an answer
+
+
+class RunnerFailed(Exception):
+    """The foreign code failed. kind: what of (see runner.py), plus crashed, timed_out, protocol."""
+
+    def __init__(self, kind: str, message: str, where: str | None = None) -> None:
+        super().__init__(message)
+        self.kind, self.message, self.where = kind, message, where
+
+
+class Peer:
+    """A runner as the referee sees it."""
+
+    def __init__(self, channel: Channel, timeout: float) -> None:
+        self.channel = channel
+        self.timeout = timeout
+
+    def ask(self, do: str, *, fds: Sequence[int] = (), **arguments: Any) -> Any:
+        """The answer, or RunnerFailed. Build requests in between are not expected here."""
+        try:
+            return self.answer(self.channel.call({"do": do, **arguments}, fds, self.timeout))
+        except ChannelTimeout as error:
+            raise RunnerFailed("timed_out", f"no answer within {self.timeout:g} s") from error
+        except ChannelClosed as error:
+            raise RunnerFailed("crashed", "the process ended") from error
+        except ProtocolError as error:
+            raise RunnerFailed("protocol", str(error)) from error
+
+    @staticmethod
+    def answer(message: Message) -> Any:
+        if "ok" in message:
+            return message["ok"]
+        error = message.get("error")
+        if not isinstance(error, dict):
+            raise RunnerFailed("protocol", "the process sent something that is not an answer")
+        where = error.get("where")
+        text = f"{error.get('type')}: {error.get('message')}"
+        kind = str(error.get("kind"))
+        if kind not in ("exception", "device_error", "out_of_memory"):
+            text = str(error.get("message"))
+        return _fail(kind, text[:2000], None if where is None else str(where)[:200])
+
+
+def _fail(kind: str, message: str, where: str | None) -> Any:
+    raise RunnerFailed(kind, message, where)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Structure and tensors of one call."""
+
+    in_tree: Any
+    inputs: Region
+    out_tree: Any
+    outputs: Region
+
+    @cached_property
+    def slot_bytes(self) -> int:
+        return self.inputs.nbytes + self.outputs.nbytes
+
+
+class Stage:
+    def __init__(
+        self, name: str, backend: Backend, layout: Layout, slots: int, *, private: torch.Tensor | None = None
+    ) -> None:
+        """private: the inputs' private copies (slots × inputs.nbytes, uint8); None for a stage without a clock."""
+        self.name = name
+        self._backend = backend
+        self.layout = layout
+        self.slots = slots
+        self.arena: Arena = backend.allocate(max(512, slots * layout.slot_bytes))
+        memory = self.arena.bytes
+        ins, outs = layout.inputs, layout.outputs
+        starts = [slot * layout.slot_bytes for slot in range(slots)]
+        self.inputs = [ins.views(memory, start) for start in starts]
+        self.outputs = [outs.views(memory, start + ins.nbytes) for start in starts]
+        self._out_bytes = [memory[s + ins.nbytes : s + layout.slot_bytes] for s in starts]
+        self.private_inputs: list[list[torch.Tensor]] = []
+        self.private_outputs: list[list[torch.Tensor]] = []
+        if private is not None:
+            kept = torch.empty(slots * outs.nbytes, dtype=torch.uint8, device=memory.device)
+            kept.fill_(0)  # populate, so that the first window does not pay for it
+            self.private_inputs = [ins.views(private, slot * ins.nbytes) for slot in range(slots)]
+            self.private_outputs = [outs.views(kept, slot * outs.nbytes) for slot in range(slots)]
+
+    def share_with(self, peer: Peer) -> None:
+        fd = self.arena.export_fd()
+        try:
+            peer.ask("attach", fds=[fd], stage=self.name, nbytes=self.arena.nbytes)
+        finally:
+            os.close(fd)
+        layout = self.layout
+        peer.ask(
+            "plan",
+            stage=self.name,
+            slots=[slot * layout.slot_bytes for slot in range(self.slots)],
+            skip=layout.inputs.nbytes,
+            tree=layout.in_tree,
+            inputs=layout.inputs.to_json(),
+            out_tree=layout.out_tree,
+            outputs=layout.outputs.to_json(),
+        )
+
+    def poison(self, order: Sequence[int]) -> None:
+        for slot in order:
+            self._out_bytes[slot].fill_(POISON)
+
+    def show(self, order: Sequence[int]) -> None:
+        for slot in order:
+            for shared, private in zip(self.inputs[slot], self.private_inputs[slot], strict=True):
+                shared.copy_(private)
+
+    def take(self, order: Sequence[int]) -> None:
+        for slot in order:
+            for shared, private in zip(self.outputs[slot], self.private_outputs[slot], strict=True):
+                private.copy_(shared)
+
+    def mutated(self, order: Sequence[int]) -> bool:
+        """Whether the runner changed its inputs (compared bit for bit, so NaNs are no excuse)."""
+        for slot in order:
+            for shared, private in zip(self.inputs[slot], self.private_inputs[slot], strict=True):
+                if not torch.equal(_bits(shared), _bits(private)):
+                    return True
+        return False
+
+    def window(self, peer: Peer, variant: str, order: Sequence[int]) -> float:
+        """Seconds from before the first input byte is visible until the last output byte is ours."""
+        self.poison(order)
+        back = random.SystemRandom().sample(order, len(order))
+        self._backend.synchronize()
+        start = time.perf_counter()
+        self.show(order)
+        self._backend.synchronize()
+        peer.ask("run", stage=self.name, variant=variant, order=list(order))
+        self.take(back)
+        self._backend.synchronize()
+        return time.perf_counter() - start
+
+    def calibrate(self, order: Sequence[int]) -> float:
+        """Seconds that the copies of such a window take alone: ours in and out, and the runner's to its slots."""
+        back = random.SystemRandom().sample(order, len(order))
+        self._backend.synchronize()
+        start = time.perf_counter()
+        self.show(order)
+        self._backend.synchronize()
+        for slot in order:
+            for shared, private in zip(self.outputs[slot], self.private_outputs[slot], strict=True):
+                shared.copy_(private)
+        self._backend.synchronize()
+        self.take(back)
+        self._backend.synchronize()
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        self.inputs, self.outputs, self._out_bytes = [], [], []
+        self.private_inputs, self.private_outputs = [], []
+        self.arena.close()
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.view(integer)
