@@ -33,9 +33,9 @@ def redirect(output_fd: int | None) -> None:
     if null > 2:
         os.close(null)
     # Whatever these were before (a test runner's capture, a closed file), they are the standard descriptors now.
-    sys.stdin = open(0, closefd=False)
-    sys.stdout = open(1, "w", buffering=1, errors="replace", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, errors="replace", closefd=False)
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", buffering=1, errors="replace", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="replace", closefd=False)
 
 
 def reset_signals() -> None:

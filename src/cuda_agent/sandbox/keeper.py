@@ -152,7 +152,8 @@ def _init(
     output_fd: int,
     cwd: Path | None,
 ) -> int:
-    """PID 1 of the namespace."""
+    """PID 1 of the namespace. Of the signals that come from inside it takes notice of SIGCHLD alone."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGCHLD})
     linux.set_parent_death_signal(signal.SIGKILL)
     linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC)
     gaps = build_view(policy, cwd)
@@ -218,8 +219,9 @@ def _watch(child: int, watcher: Watcher, kill: Callable[[], None]) -> tuple[int 
     Returns its wait status (None: the tree was told to go) and why it was killed here.
     """
     killed_for: KilledFor | None = None
+    listened = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     while True:
-        event = signal.sigtimedwait(_WATCHED, watcher.poll_s if killed_for is None else 1.0)
+        event = signal.sigtimedwait(listened, watcher.poll_s if killed_for is None else 1.0)
         if event is not None and event.si_signo == signal.SIGTERM:
             kill()
             return None, None

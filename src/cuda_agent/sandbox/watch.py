@@ -64,7 +64,7 @@ class Watcher:
         return None
 
     def members(self) -> Iterator[tuple[int, dict[str, int]]]:
-        """(pid, fields of /proc/pid/status) of the tree, zombies left out; sizes in KiB."""
+        """(pid, fields of /proc/pid/status) of the tree, sizes in KiB; a zombie has no threads."""
         table = {}
         for name in os.listdir("/proc"):
             if name.isdigit() and (self.root is not None or name != "1"):
@@ -92,15 +92,15 @@ def _status(pid: int) -> dict[str, int] | None:
         text = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return None  # gone
-    fields = {}
+    fields, dead = {}, False
     for line in text.splitlines():
         key, _, value = line.partition(":")
         if key in _FIELDS:
             fields[key] = int(value.split()[0])
-        elif key == "State" and value.split()[0] in "ZX":
-            fields["Threads"] = 0
-    if "Threads" not in fields:
-        return None
+        elif key == "State":
+            dead = value.split()[0] in "ZX"
+    if dead:
+        fields["Threads"] = 0
     return fields
 
 
