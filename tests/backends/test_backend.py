@@ -21,7 +21,7 @@ def test_auto_follows_what_torch_sees() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_without_a_gpu_is_one_sentence() -> None:
-    with pytest.raises(SetupError, match="CPU build|no NVIDIA GPU"):
+    with pytest.raises(SetupError, match=r"CPU build|no NVIDIA GPU"):
         get_backend("cuda")
 
 

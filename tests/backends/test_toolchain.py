@@ -48,7 +48,7 @@ def test_no_nvcc_is_one_sentence_with_the_command(monkeypatch: pytest.MonkeyPatc
         monkeypatch.delenv(name, raising=False)
     which = shutil.which
     monkeypatch.setattr(toolchain.shutil, "which", lambda name, **kw: None if name == "nvcc" else which(name, **kw))
-    with pytest.raises(SetupError, match="no CUDA compiler: .*apt-get install cuda-nvcc"):
+    with pytest.raises(SetupError, match=r"no CUDA compiler: .*apt-get install cuda-nvcc"):
         cuda_toolchain("sm_90")
 
 

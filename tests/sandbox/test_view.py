@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
 
-from cuda_agent.sandbox import Level, Policy
+from cuda_agent.sandbox import Level, Policy, linux
 
 from .conftest import needs_namespaces, run_confined
 
@@ -186,3 +188,44 @@ def test_memfds_cross_in_both_directions() -> None:
     assert os.pread(arena, 5, 0) == b"HELLO"
     _, (answer,), _, _ = socket.recv_fds(ours, 1, 1)
     assert os.pread(answer, 11, 0) == b"from inside"
+
+
+def test_where_the_kernel_refuses_a_fresh_proc_the_gap_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in containers that mask parts of /proc. The watch must work there too."""
+    mount = linux.mount
+
+    def refusing(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+        if kind == "proc":
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        mount(source, target, kind, flags, options)
+
+    monkeypatch.setattr(linux, "mount", refusing)
+
+    def main() -> None:
+        while True:
+            if os.fork() == 0:
+                time.sleep(60)
+
+    outcome = run_confined(main, Policy(processes=50, wall_s=30))
+    assert outcome.exit.killed_for == "processes"
+    assert outcome.child.level is Level.NAMESPACES
+    assert "fresh /proc" in outcome.child.gaps[0]
+
+
+def test_before_linux_5_12_each_mount_is_remounted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def missing(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(linux, "set_read_only", missing)
+
+    def main() -> None:
+        for target in ("/etc/probe", "/run/probe", "/dev/probe", "/tmp/probe", f"{tmp_path}/probe"):
+            print(refused(lambda target=target: os.close(os.open(target, os.O_WRONLY | os.O_CREAT))))
+
+    lines = run_confined(main, Policy(writable=(tmp_path,))).output.splitlines()
+    assert lines == ["Read-only file system"] * 3 + ["allowed"] * 2
+
+
+def test_a_missing_writable_path_is_an_error_at_once(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        run_confined(lambda: None, Policy(writable=(tmp_path / "none",)))

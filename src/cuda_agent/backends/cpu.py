@@ -48,10 +48,12 @@ class CpuArena:
 
     @property
     def bytes(self) -> torch.Tensor:
+        import numpy as np
         import torch
 
         if self._bytes is None:
-            self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+            # numpy holds the buffer while a view lives; torch.frombuffer would let `close` pull it from under one.
+            self._bytes = torch.from_numpy(np.frombuffer(self._map, dtype=np.uint8))
         return self._bytes
 
     def export_fd(self) -> int:

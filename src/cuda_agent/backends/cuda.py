@@ -58,7 +58,8 @@ class CudaArena:
         if self._bytes is None:
             if not self._mapping.address:
                 raise ValueError("the arena is closed")
-            self._bytes = torch.as_tensor(_DeviceBytes(self._mapping.address, self.nbytes), device="cuda")
+            memory = _DeviceBytes(self._mapping.address, self.nbytes)
+            self._bytes = torch.as_tensor(memory, device=torch.device("cuda", self._mapping.device))
         return self._bytes
 
     def export_fd(self) -> int:
@@ -80,13 +81,17 @@ class CudaBackend:
         import torch
 
         torch.cuda.init()
-        torch.cuda.current_stream().synchronize()
         torch.zeros(1, device="cuda")
         return torch.cuda.current_device()
 
     def allocate(self, nbytes: int) -> CudaArena:
         device = self._device()
-        mapping = Mapping.create(_round_up(nbytes, granularity(device)), device)
+        size, free = _round_up(nbytes, granularity(device)), self.memory_free()
+        if size > free:
+            raise MemoryError(
+                f"an arena of {size / 2**30:.2f} GiB does not fit: {free / 2**30:.2f} GiB of the GPU are free"
+            )
+        mapping = Mapping.create(size, device)
         mapping.zero()
         return CudaArena(mapping)
 

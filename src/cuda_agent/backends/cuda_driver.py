@@ -101,7 +101,7 @@ class Mapping:
 
     def __init__(self, handle: int, nbytes: int, device: int) -> None:
         """Takes over `handle`."""
-        self.handle, self.nbytes, self.address = handle, nbytes, 0
+        self.handle, self.nbytes, self.device, self.address = handle, nbytes, device, 0
         self._mapped = False
         try:
             address = c_ulonglong()

@@ -94,8 +94,8 @@ def cuda_toolchain(arch: str) -> Toolchain:
         found = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
         if found is None:
             raise SetupError(
-                "no CUDA compiler: nvcc is not in $CUDA_HOME/bin, on PATH or in /usr/local/cuda/bin; install the toolkit "
-                "that fits your torch build (`apt-get install cuda-nvcc-13-0` from NVIDIA's repository, or "
+                "no CUDA compiler: nvcc is not in $CUDA_HOME/bin, on PATH or in /usr/local/cuda/bin; install the "
+                "toolkit that fits your torch build (`apt-get install cuda-nvcc-13-0` from NVIDIA's repository, or "
                 "`conda install -c nvidia cuda-nvcc cuda-cudart-dev`) or set CUDA_HOME"
             )
         nvcc = Path(found)

@@ -51,8 +51,9 @@ def fork_confined(
     Call it in a single-threaded process. close_fds_except: descriptors the child keeps, at the same numbers.
     output_fd: its stdout and stderr. level: no more than this one; default what the machine offers
     (`available_level`). The caller reaps `Child.pid` (the keeper), or ignores SIGCHLD. Never raises for lack of
-    isolation: the level reached is in the status.
+    isolation: the level reached is in the status. Raises FileNotFoundError for a missing writable path.
     """
+    policy.require_paths()
     chosen = min(level or Level.NAMESPACES, available_level(), key=lambda item: item.rank)
     status_read, status_write = os.pipe2(os.O_CLOEXEC)
     sys.stdout.flush()

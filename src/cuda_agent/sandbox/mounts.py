@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
@@ -20,7 +21,7 @@ def _device_nodes(with_gpu: bool) -> Iterator[Path]:
     for name in _DEVICES:
         yield Path("/dev") / name
     if with_gpu:
-        for entry in Path("/dev").glob("nvidia*"):
+        for entry in (*Path("/dev").glob("nvidia*"), Path("/dev/dxg")):  # dxg: WSL
             yield from (entry.iterdir() if entry.is_dir() else (entry,))
 
 
@@ -133,4 +134,8 @@ def _remount_all_read_only(except_for: set[str]) -> None:
         if target in except_for or "ro" in options:
             continue
         kept = sum(flags.get(option, 0) for option in options)
-        linux.mount(None, target, None, linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | kept)
+        try:
+            linux.mount(None, target, None, linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | kept)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.EINVAL):  # these two: covered by another mount, out of reach
+                raise

@@ -40,10 +40,11 @@ class Policy:
     processes: processes and threads of the tree together.
     file_bytes: RLIMIT_FSIZE; longest file (also memfd) it may write.
     wall_s: seconds until it is killed.
-    writable: files and folders that stay writable, at their own paths.
+    writable: files and folders that stay writable, at their own paths. They must exist.
     readable: what must stay visible although it lies under a masked folder (/tmp, /run, …). The interpreter's own
         folders and the working directory always do.
-    hidden: files and folders that are masked: a folder is seen empty, a file as /dev/null. NAMESPACES only.
+    hidden: files and folders that are masked: a folder is seen empty, a file as /dev/null. Only what exists
+        can be masked, and only at NAMESPACES.
     address_space: set RLIMIT_AS to memory_bytes, per process. Good for compilers; it breaks CUDA, which reserves
     terabytes.
     devices: keep /dev/nvidia* in the private /dev.
@@ -58,6 +59,11 @@ class Policy:
     hidden: tuple[Path, ...] = ()
     address_space: bool = False
     devices: bool = False
+
+    def require_paths(self) -> None:
+        for path in self.writable:
+            if not path.exists():
+                raise FileNotFoundError(f"{path} is to stay writable but does not exist")
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), default=os.fspath)

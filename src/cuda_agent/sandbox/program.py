@@ -94,6 +94,7 @@ def spawn(
     output, as in a shell. Raises RuntimeError where confinement itself failed.
     """
     started = time.monotonic()
+    policy.require_paths()
     chosen = min(level or Level.NAMESPACES, _offered_level(), key=lambda item: item.rank)
     status_read, status_write = os.pipe2(os.O_CLOEXEC)
     output_read, output_write = os.pipe2(os.O_CLOEXEC)

@@ -4,8 +4,10 @@ cheap."""
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from cuda_agent.sandbox.policy import KilledFor, Policy
@@ -13,6 +15,7 @@ from cuda_agent.sandbox.policy import KilledFor, Policy
 _SHORTEST_POLL_S, _LONGEST_POLL_S = 0.025, 0.25
 _LOAD = 0.04  # share of one core that watching may cost
 _DESCRIPTORS_EVERY_S = 0.5
+_CLEARED_FOR_S = 1.0
 
 
 class Watcher:
@@ -27,7 +30,7 @@ class Watcher:
         self.started = time.monotonic()
         self.poll_s = _SHORTEST_POLL_S
         self._next_descriptors = self.started + _DESCRIPTORS_EVERY_S
-        self._cleared = 0  # estimate that a precise count found harmless
+        self._cleared, self._cleared_until = 0, 0.0  # an estimate that an exact count found harmless
 
     def excess(self) -> KilledFor | None:
         begin = time.monotonic()
@@ -53,14 +56,13 @@ class Watcher:
         if now >= self._next_descriptors:  # memfds that are written to but mapped nowhere
             self._next_descriptors = now + _DESCRIPTORS_EVERY_S
             shared = max(shared, sum(_memfds(members).values()))
-        if private > limit:
-            return "memory"
         estimate = private + shared
-        if estimate <= limit or estimate <= self._cleared:
+        if estimate <= (limit if now >= self._cleared_until else max(limit, self._cleared)):
             return None
-        if private + _shared_once(members) > limit:
+        # Pages shared since a fork and arenas were counted once per process; the exact count is dear, so it is rare.
+        if _private_share(members) + _shared_once(members) > limit:
             return "memory"
-        self._cleared = estimate + limit // 20
+        self._cleared, self._cleared_until = estimate + limit // 20, now + _CLEARED_FOR_S
         return None
 
     def members(self) -> Iterator[tuple[int, dict[str, int]]]:
@@ -121,6 +123,18 @@ def _memfds(pids: dict[int, dict[str, int]]) -> dict[tuple[int, int], int]:
             except OSError:
                 continue
     return sizes
+
+
+def _private_share(pids: dict[int, dict[str, int]]) -> int:
+    """Bytes of anonymous memory, pages that several processes share since a fork divided among them."""
+    total = 0
+    for pid, status in pids.items():
+        share = status.get("RssAnon", 0)
+        with suppress(OSError):
+            found = re.search(r"^Pss_Anon:\s+(\d+)", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+            share = int(found.group(1)) if found else share
+        total += share * 1024
+    return total
 
 
 def _shared_once(pids: dict[int, dict[str, int]]) -> int:
