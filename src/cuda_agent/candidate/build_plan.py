@@ -85,6 +85,10 @@ def plan(candidate: Candidate, device: Device, toolchain: Toolchain) -> list[Bui
     if candidate.form == "launchers":
         sources = launchers_of(candidate.files, device)
         return [launcher_unit(candidate.files, path, device, toolchain) for path in sources]
+    if candidate.form == "workdir":
+        from cuda_agent.candidate.extension import workdir_unit
+
+        return [workdir_unit(candidate.files, toolchain)]
     return []
 
 

@@ -62,15 +62,15 @@ def load_candidate(path: str | Path) -> Candidate:
         total += file.stat().st_size
         if total > MAX_BYTES or len(files) == MAX_FILES:
             raise CandidateError(
-                f"{root} holds more than {MAX_BYTES >> 20} MiB or {MAX_FILES} files; a candidate is sources only: remove "
-                f"what is not (weights, data, builds); the last file read was {file.relative_to(root)}."
+                f"{root} holds more than {MAX_BYTES >> 20} MiB or {MAX_FILES} files; a candidate is sources only: "
+                f"remove what is not (weights, data, builds); the last file read was {file.relative_to(root)}."
             )
         files[file.relative_to(root).as_posix()] = file.read_bytes()
     return Candidate(files, find_form(files, str(root)))
 
 
 def find_form(files: Mapping[str, bytes], origin: str) -> Form:
-    """`workdir` with binding.cpp or binding_registry.h, `launchers` with `extern "C"` sources in kernels/, else `single`.
+    """`workdir` with binding.cpp or binding_registry.h, `launchers` with `extern "C"` in kernels/, else `single`.
 
     Raises CandidateError where there is no model_new.py, naming what is there instead.
     """

@@ -17,7 +17,17 @@ from pathlib import Path
 # --- written into ops.py from here on ---
 
 HEADERS = (".h", ".hpp", ".hh", ".cuh", ".inc", ".inl")
-CPU_FLAGS = ("-O3", "-march=native", "-fopenmp", "-std=c++17", "-shared", "-fPIC")
+# Neither of the last two changes a result; without them sqrt is not vectorised and no comparison is if-converted.
+CPU_FLAGS = (
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-std=c++17",
+    "-shared",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+)
 CUDA_FLAGS = ("-O3", "-std=c++17", "-shared", "-Xcompiler=-fPIC", "-Xptxas=-v")
 
 # What a source may ask for in its first lines: `// cuda-agent: flags=-ffast-math,-funroll-loops arch=sm_90a`
