@@ -93,7 +93,7 @@ class CpuBackend:
         size = os.fstat(fd).st_size
         if size < nbytes:
             raise ValueError(f"the arena holds {size} bytes, {nbytes} were asked for")
-        return CpuArena(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0), nbytes)
+        return CpuArena(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 0), min(size, -(-nbytes // _GRANULE) * _GRANULE))
 
     def synchronize(self) -> None:
         """CPU operators have finished when they return."""

@@ -6,6 +6,7 @@ machine offers. Standard library and ctypes only; this room knows nothing of tas
 
 from cuda_agent.sandbox.child import Child, Exit, kill_tree
 from cuda_agent.sandbox.keeper import fork_confined
+from cuda_agent.sandbox.linux import die_with_parent
 from cuda_agent.sandbox.policy import Level, Policy
 from cuda_agent.sandbox.probe import Offer, probe
 from cuda_agent.sandbox.program import Completed, spawn
@@ -19,6 +20,7 @@ __all__ = [
     "Offer",
     "Policy",
     "available_level",
+    "die_with_parent",
     "fork_confined",
     "kill_tree",
     "probe",

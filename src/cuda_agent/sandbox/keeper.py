@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 
 from cuda_agent.sandbox import linux
 from cuda_agent.sandbox.child import Child
-from cuda_agent.sandbox.confine import close_all_fds, confine_self, redirect, reset_signals
+from cuda_agent.sandbox.confine import close_all_fds, confine_self, redirect
 from cuda_agent.sandbox.mounts import build_view
 from cuda_agent.sandbox.policy import KilledFor, Level, Policy
 from cuda_agent.sandbox.support import available_level, enter_namespaces
@@ -155,7 +155,7 @@ def _init(
 ) -> int:
     """PID 1 of the namespace. Of the signals that come from inside it takes notice of SIGCHLD alone."""
     signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGCHLD})
-    linux.set_parent_death_signal(signal.SIGKILL)
+    linux.die_with_parent()
     linux.unshare(linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC)
     gaps = build_view(policy, cwd)
     report(status, level=Level.NAMESPACES, gaps=gaps)
@@ -199,7 +199,7 @@ def _fork_foreign(
         return child
     code = 1
     try:
-        linux.set_parent_death_signal(signal.SIGKILL)
+        linux.die_with_parent()
         confine_self(policy, keep, output_fd, cwd)
         main()
         code = 0
@@ -259,6 +259,3 @@ def _report_end(status: int, state: int | None, killed_for: KilledFor | None) ->
     code = None if state is None or not os.WIFEXITED(state) else os.WEXITSTATUS(state)
     number = None if state is None or not os.WIFSIGNALED(state) else os.WTERMSIG(state)
     report(status, exit=code, signal=number, killed_for=killed_for)
-
-
-__all__ = ["fork_confined", "keep_child", "report", "reset_signals"]

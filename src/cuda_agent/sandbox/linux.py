@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 from contextlib import suppress
 
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = (
@@ -95,6 +96,11 @@ def _prctl(option: int, *arguments: int) -> int:
 
 def set_parent_death_signal(number: int) -> None:
     _check(_prctl(_PR_SET_PDEATHSIG, number), "prctl(PR_SET_PDEATHSIG)")
+
+
+def die_with_parent() -> None:
+    """SIGKILL to this process when the thread that forked it ends. Cleared by a fork, kept by execve."""
+    set_parent_death_signal(signal.SIGKILL)
 
 
 def become_subreaper() -> None:
