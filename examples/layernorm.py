@@ -1,0 +1,23 @@
+"""nn.LayerNorm over the last dimension: 4096 × 8192 float32, 128 MiB in, 128 MiB out."""
+
+import torch
+import torch.nn as nn
+
+ROWS, FEATURES = 4096, 8192
+
+
+class Model(nn.Module):
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x)
+
+
+def get_inputs() -> list:
+    return [torch.randn(ROWS, FEATURES)]
+
+
+def get_init_inputs() -> list:
+    return [FEATURES]
