@@ -15,7 +15,7 @@ KilledFor = Literal["memory", "processes", "time"]
 class Level(StrEnum):
     """How a process is confined, weakest first; what a machine reaches is found out, never assumed.
 
-    NONE: not at all.
+    NONE: nothing is promised (asked for with $CUDA_AGENT_SANDBOX=none); the limits are applied all the same.
     LIMITS: rlimits, own session, a watcher for memory, processes and time, no capabilities, no_new_privs. The process
         can still read and write what its user can, reach the network and signal that user's other processes.
     NAMESPACES: also its own user (unless root), PID, mount, network and IPC namespaces: no network, a read-only system,
