@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from cuda_agent.backends import Backend, get_backend
 from cuda_agent.errors import SetupError
-from cuda_agent.judge.clock import EFFORT, Effort
+from cuda_agent.judge.clock import EFFORT
 from cuda_agent.judge.compare import NOTHING, compare, largest_error
 from cuda_agent.judge.job import Settings
 from cuda_agent.judge.session import TaskSession, Unusable, minimum_traffic
@@ -37,8 +38,8 @@ class Referee:
                 answer = {"unusable": str(error)}
             except SetupError as error:
                 answer = {"setup": str(error)}
-            except RunnerFailed as error:
-                answer = {"failed": {"kind": error.kind, "message": error.message, "where": error.where}}
+            except RunnerFailed as error:  # of a task's own model
+                answer = {"unusable": f"{error.where or 'model.py'}: {error.message}"}
             self._channel.send(answer)
 
     # Tasks
@@ -57,7 +58,7 @@ class Referee:
 
     def do_baseline(self, key: str, variant: str, mode: str) -> Any:
         """Time the task's own model, with no candidate alive. None where torch.compile fails on it."""
-        session = self._sessions[key]
+        session = self._enter_task(key)
         peer = session.peer
         if variant != "eager":
             session.fill([0])
@@ -77,31 +78,40 @@ class Referee:
             finally:
                 peer.timeout = patience
         effort = EFFORT[mode]
-        self._enter(session, peer, self._rough_seconds(session, peer, variant), effort)
+        slots = session.timing_slots(effort, session.rough_seconds)
+        session.stage_for(slots).share_with(peer)
         timed, _ = session.measure(peer, variant, effort, Settings())
-        self._leave(session, peer)
+        peer.ask("detach", stage="timing")
         return timed.model_dump()
+
+    def _enter_task(self, key: str) -> TaskSession:
+        """The session of this task; the others give their memory back."""
+        for other, session in self._sessions.items():
+            if other != key:
+                session.rest()
+        return self._sessions[key]
 
     # Candidates
 
     def do_judge(
         self, *fds: int, key: str, settings: dict[str, Any], form: str, files: dict[str, str], names: list[str],
-        baseline_ms: float,
     ) -> Message:  # fmt: skip
-        session = self._sessions[key]
+        session = self._enter_task(key)
         options = Settings(**settings)
         seconds: dict[str, float] = {}
         peer = Peer(Channel.from_fd(fds[0]), options.timeout_s)
+        phase, start = "load", time.perf_counter()
         try:
-            start = time.perf_counter()
             self._load(session, peer, fds[1:], form, files, names, options)
-            seconds["load"] = time.perf_counter() - start
-            start = time.perf_counter()
-            verdict = self._check(session, peer, options, baseline_ms)
-            seconds["check"] = time.perf_counter() - start
-            start = time.perf_counter()
+            seconds[phase], start = time.perf_counter() - start, time.perf_counter()
+            phase = "check"
+            verdict = self._check(session, peer, options)
+            seconds[phase], start = time.perf_counter() - start, time.perf_counter()
+            phase = "time"
             timed, agreement = session.measure(peer, "candidate", EFFORT[options.mode], options)
-            seconds["time"] = time.perf_counter() - start
+            seconds[phase] = time.perf_counter() - start
+        except RunnerFailed as error:
+            return {"failed": {"kind": error.kind, "message": error.message, "where": error.where, "phase": phase}}
         finally:
             peer.channel.close()
         verdict["candidate"] = timed.model_dump()
@@ -152,10 +162,10 @@ class Referee:
             os.close(fd)
             arena.close()
 
-    def _check(self, session: TaskSession, peer: Peer, options: Settings, baseline_ms: float) -> Message:
+    def _check(self, session: TaskSession, peer: Peer, options: Settings) -> Message:
         """Fresh random inputs against the oracle."""
         effort = EFFORT[options.mode]
-        slots = session.timing_slots(effort, baseline_ms / 1e3 / 3)  # room for a candidate three times as fast
+        slots = session.timing_slots(effort, session.rough_seconds / 3)  # room for a candidate three times as fast
         stage = session.stage_for(slots)
         stage.share_with(peer)
         agreement, own_error, floor_error = NOTHING, 0.0, 0.0
@@ -195,28 +205,8 @@ class Referee:
             "precision": "full" if own_error <= floor_error else "reduced",
         }
 
-    # The timing stage
-
-    def _rough_seconds(self, session: TaskSession, peer: Peer, variant: str) -> float:
-        peer.ask("run", stage="reference", variant=variant, order=[0])
-        best = float("inf")
-        for _ in range(3):
-            start = time.perf_counter()
-            peer.ask("run", stage="reference", variant=variant, order=[0])
-            best = min(best, time.perf_counter() - start)
-        return best
-
-    def _enter(self, session: TaskSession, peer: Peer, seconds: float, effort: Effort) -> None:
-        session.stage_for(session.timing_slots(effort, seconds)).share_with(peer)
-
-    def _leave(self, session: TaskSession, peer: Peer) -> None:
-        peer.ask("detach", stage="timing")
-
     def do_ceilings(self) -> Message:
-        return self._backend.ceilings().to_json()
-
-    def do_warm(self) -> None:
-        self._backend.synchronize()
+        return asdict(self._backend.ceilings())
 
 
 def _ulp(reference: Any) -> float:
@@ -233,5 +223,3 @@ def main(channel_fd: int, kind: str) -> None:
         referee.serve()
     except ChannelClosed:
         os._exit(0)
-
-

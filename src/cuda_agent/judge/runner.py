@@ -144,7 +144,7 @@ class Runner:
                 built[name] = stream.read()
         content = {path: base64.b64decode(body) for path, body in files.items()}
         install_build_shims(self._request_build)
-        materialize(content, built, into, self._backend.kind)
+        materialize(content, built, into, self._backend.kind, form)  # type: ignore[arg-type]
         os.chdir(into)
         self._module = types.SimpleNamespace(Model=import_model(into, form))  # type: ignore[assignment,arg-type]
 
@@ -328,13 +328,16 @@ class Runner:
             kind = "value"
         elif isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate" in str(error):
             kind = "out_of_memory"
-        elif isinstance(error, RuntimeError) and ("CUDA error" in str(error) or type(error).__name__ == "AcceleratorError"):
+        elif isinstance(error, RuntimeError) and (
+            "CUDA error" in str(error) or type(error).__name__ == "AcceleratorError"
+        ):
             kind = "device_error"
         return {
             "kind": kind,
             "type": type(error).__name__,
             "message": _shorten(error),
             "where": _where(error, self._work),
+            "class": f"{type(error).__module__}:{type(error).__qualname__}",
         }
 
 

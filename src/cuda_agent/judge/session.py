@@ -49,6 +49,7 @@ class TaskSession:
         self.state = self._receive_state()
         self.layout = self._discover()
         self._check_usable()
+        self.rough_seconds = self._time_roughly()
 
     # Setting up
 
@@ -117,6 +118,15 @@ class TaskSession:
                 "get_inputs random and let the output depend on it"
             )
 
+    def _time_roughly(self) -> float:
+        """Seconds of an eager call, at best of three; only to choose batch sizes by."""
+        best = float("inf")
+        for _ in range(3):
+            start = time.perf_counter()
+            self._run("eager")
+            best = min(best, time.perf_counter() - start)
+        return best
+
     def _run(self, variant: str, slot: int = 0, strict: bool = False) -> None:
         self._ask("run", stage="reference", variant=variant, order=[slot], strict=strict)
 
@@ -137,10 +147,13 @@ class TaskSession:
             self._stage.share_with(self.peer)
         return self._stage
 
-    def drop_reference(self) -> None:
+    def rest(self) -> None:
+        """Give back all memory but the weights."""
         if self._stage is not None:
+            self._ask("detach", stage="reference")
             self._stage.close()
             self._stage = None
+        self.close_timing()
 
     def timing_slots(self, effort: Effort, seconds: float) -> int:
         """How many slots to measure a call of about `seconds` with."""
@@ -166,7 +179,7 @@ class TaskSession:
     def close_timing(self) -> None:
         if self._timing is not None:
             self._timing.close()
-            self._timing = None
+            self._timing = self._private = None
             self._backend.empty_cache()
 
     def state_arena(self) -> Any:
@@ -233,7 +246,9 @@ class TaskSession:
         for shared, private in zip(stage.inputs[0], views, strict=True):
             shared.copy_(private)
         self._backend.synchronize()
-        self.peer.ask("run", stage="reference", variant="oracle", order=[0])  # rounded to the output's dtype as it is stored
+        self.peer.ask(
+            "run", stage="reference", variant="oracle", order=[0]
+        )  # rounded to the output's dtype as it is stored
         return stage.outputs[0]
 
     # The clock
@@ -322,8 +337,10 @@ class TaskSession:
         return compare(got, oracle[position], allowances[position], eager[position])
 
     def close(self) -> None:
+        """Hang up on the runner and free everything."""
         self.close_timing()
-        self.drop_reference()
+        if self._stage is not None:
+            self._stage.close()
         self.peer.channel.close()
 
 
@@ -335,5 +352,3 @@ def minimum_traffic(session: TaskSession) -> int:
     """Bytes that must move at least: inputs and parameters read once, outputs written once."""
     layout = session.layout
     return layout.inputs.payload + session.state_region.payload + layout.outputs.payload
-
-

@@ -137,7 +137,9 @@ def flatten(value: Any, leaves: list[torch.Tensor]) -> Any:
         if not all(isinstance(key, (str, int)) for key in value):
             raise UnsupportedValue("a dict with keys that are neither strings nor integers")
         return {"dict": [[key, flatten(item, leaves)] for key, item in value.items()]}
-    raise UnsupportedValue(f"a value of type {type(value).__name__}; tensors, numbers, strings, lists and dicts can be used")
+    raise UnsupportedValue(
+        f"a value of type {type(value).__name__}; tensors, numbers, strings, lists and dicts can be used"
+    )
 
 
 def unflatten(tree: Any, leaves: Sequence[Any]) -> Any:

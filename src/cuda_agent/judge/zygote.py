@@ -6,7 +6,6 @@ no thread and makes no device call, so a fork of it is as good as a fresh interp
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -14,75 +13,50 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from cuda_agent.judge.wire import Channel
-from cuda_agent.sandbox import Level, Policy, fork_confined, kill_tree
+from cuda_agent.sandbox import Child, Exit, Level, Policy, fork_confined
 
 Role = Literal["referee", "runner"]
 
 
-@dataclass(frozen=True)
-class Exit:
-    """How a confined process ended; data, never a verdict."""
-
-    code: int | None = None
-    signal: int | None = None
-    killed_for: str | None = None
-
-
 class Worker:
-    """A forked process as the orchestrator sees it."""
+    """A forked process as the orchestrator sees it. How it ends and what it prints is data, never a verdict."""
 
     OUTPUT_KEPT = 16 << 10
 
     def __init__(self, pid: int, channel: socket.socket, status_fd: int, output_fd: int) -> None:
-        self.pid = pid
-        self.channel = channel  # the end that talks to the worker; given to a referee for runners
-        self._status_fd = status_fd
+        self.child = Child(pid, status_fd)
+        self.channel = channel  # the end that talks to the worker; a runner's is lent to its referee
         self._output = bytearray()
-        self._output_fd = output_fd
-        self._ended = False
-        self.level = Level.NONE
-        self._exit = Exit()
-        self._drain = threading.Thread(target=self._read_output, daemon=True)
+        self._drain = threading.Thread(target=self._read_output, args=(output_fd,), daemon=True)
         self._drain.start()
+
+    @property
+    def level(self) -> Level:
+        return self.child.wait_level(timeout=10) or Level.NONE
 
     def output(self) -> str:
         """The last of what it printed."""
         return bytes(self._output).decode(errors="replace")
 
-    def kill(self) -> None:
-        if not self._ended:
-            kill_tree(self.pid)
+    def ended(self, patience_s: float = 1.0) -> Exit | None:
+        """How it ended by itself, None if it did not within `patience_s`."""
+        return self.child.wait(patience_s)
 
-    def wait(self) -> Exit:
-        """Kill if need be, and say how it ended."""
-        if not self._ended:
-            self._read_status()
-        return self._exit
-
-    def close(self) -> Exit:
+    def close(self) -> None:
+        """End it with all its descendants; nothing of it is left when this returns. It may be called again."""
         self.channel.close()
-        self.kill()
-        ended = self.wait()
+        if self.child.status_fd >= 0:
+            if self.child.poll() is None:
+                self.child.kill()
+            self.child.close()
         self._drain.join(timeout=5)
-        return ended
 
-    def _read_status(self) -> None:
-        with os.fdopen(self._status_fd) as status:
-            for line in status:
-                record = json.loads(line)
-                if "level" in record:
-                    self.level = Level(record["level"])
-                else:
-                    self._exit = Exit(record.get("exit"), record.get("signal"), record.get("killed_for"))
-        self._ended = True
-
-    def _read_output(self) -> None:
-        with os.fdopen(self._output_fd, "rb", buffering=0) as stream:
+    def _read_output(self, fd: int) -> None:
+        with os.fdopen(fd, "rb", buffering=0) as stream:
             while chunk := stream.read(1 << 16):
                 self._output += chunk
                 del self._output[: -self.OUTPUT_KEPT]
@@ -115,19 +89,7 @@ class Zygote:
     def spawn(self, role: Role, policy: Policy) -> Worker:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         output_read, output_write = os.pipe()
-        request = {
-            "role": role,
-            "policy": {
-                "memory_bytes": policy.memory_bytes,
-                "processes": policy.processes,
-                "file_bytes": policy.file_bytes,
-                "wall_s": policy.wall_s,
-                "writable": [str(p) for p in policy.writable],
-                "hidden": [str(p) for p in policy.hidden],
-                "address_space": policy.address_space,
-                "devices": policy.devices,
-            },
-        }
+        request = {"role": role, "policy": policy.to_json()}
         try:
             with self._lock:
                 self._channel.send(request, [theirs.fileno(), output_write])
@@ -160,8 +122,7 @@ def _serve(control: Channel, kind: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children reap themselves
     while True:
         request, (channel_fd, output_fd) = control.recv()
-        policy = request["policy"]
-        policy |= {"writable": tuple(map(Path, policy["writable"])), "hidden": tuple(map(Path, policy["hidden"]))}
+        policy = Policy.from_json(request["policy"])
         main: Callable[[int, str], None] = (
             cuda_agent.judge.referee.main if request["role"] == "referee" else cuda_agent.judge.runner.main
         )
@@ -169,7 +130,7 @@ def _serve(control: Channel, kind: str) -> None:
             pid, status_fd = _fork_referee(lambda: main(channel_fd, kind), [channel_fd, output_fd], control)
         else:
             child = fork_confined(
-                lambda: main(channel_fd, kind), Policy(**policy), close_fds_except=[channel_fd], output_fd=output_fd
+                lambda: main(channel_fd, kind), policy, close_fds_except=[channel_fd], output_fd=output_fd
             )
             pid, status_fd = child.pid, child.status_fd
         os.close(channel_fd)
@@ -186,7 +147,7 @@ def _fork_referee(main: Callable[[], None], keep: list[int], control: Channel) -
         os.close(status_write)
         return pid, status_read
     try:
-        from cuda_agent.sandbox import die_with_parent
+        from cuda_agent.sandbox.linux import die_with_parent
 
         os.setsid()
         die_with_parent()
@@ -194,6 +155,7 @@ def _fork_referee(main: Callable[[], None], keep: list[int], control: Channel) -
         os.close(status_read)
         os.dup2(keep[1], 1)
         os.dup2(keep[1], 2)
+        os.write(status_write, b'{"level": "none", "gaps": []}\n')
         main()
     except BaseException:
         import traceback
