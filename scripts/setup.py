@@ -12,6 +12,8 @@ On a machine without an NVIDIA GPU the CPU build of torch is installed, and what
 it is downloaded: a CUDA build is several gigabytes, and never comes by accident.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src" / "cuda_agent" / "doctor"))
@@ -168,7 +170,7 @@ def find_torch(flavour: str) -> Build:
     """The build to install, without installing it. Raises Stop if only another flavour can be had."""
     index = CPU_INDEX if flavour == "cpu" else CUDA_INDEX
     wanted = ("cpu",) if flavour == "cpu" else ("cu130",)
-    others: List[Build] = []
+    others: list[Build] = []
     for requirement in (PINNED, RANGE):
         for extra in ([], ["--index-url", index]):
             build = resolve(requirement, extra)
@@ -190,19 +192,19 @@ def find_torch(flavour: str) -> Build:
     )
 
 
-def resolve(requirement: str, options: List[str]) -> Optional[Build]:
+def resolve(requirement: str, options: list[str]) -> Build | None:
     """What pip would install for `requirement`; None if nothing."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [PYTHON, "-m", "pip", "install", "-q", "--dry-run", "--ignore-installed", "--no-deps"]
         command += ["--only-binary", ":all:", "--report", report, *options, requirement]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        done = subprocess.run(command, capture_output=True)
         if done.returncode != 0:
             return None
         return read_report(json.loads(report.read_text()))
 
 
-def read_report(report: Dict) -> Optional[Build]:
+def read_report(report: dict) -> Build | None:
     """The torch in a pip installation report, and whether it is a CUDA build."""
     for item in report.get("install", []):
         metadata = item["metadata"]
@@ -212,7 +214,7 @@ def read_report(report: Dict) -> Optional[Build]:
     return None
 
 
-def flavour_of(version: str, requires: List[str]) -> str:
+def flavour_of(version: str, requires: list[str]) -> str:
     local = version.partition("+")[2]
     if local.startswith("cpu"):
         return "cpu"

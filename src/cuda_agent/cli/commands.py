@@ -88,7 +88,7 @@ def run_doctor(*, as_json: bool) -> int:
 
         findings = examine()
     if as_json:
-        stdout().print_json(findings.model_dump_json(), indent=None)
+        print(findings.model_dump_json())
     else:
         from cuda_agent.cli.render import print_findings
 

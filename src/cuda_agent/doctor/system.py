@@ -1,18 +1,19 @@
 """Facts about the system and the commands that mend it. Standard library only: scripts/setup.py runs this file with
 the system's Python, before anything is installed."""
 
+from __future__ import annotations
+
 import os
 import platform
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
 
 MINIMUM = (3, 11)
 
 # What each package manager calls things. {version} is Python's, as in 3.12.
-_PACKAGES: Dict[str, Dict[str, str]] = {
+_PACKAGES: dict[str, dict[str, str]] = {
     "apt": {"cxx": "g++", "headers": "python{version}-dev", "venv": "python{version}-venv", "python": "python3"},
     "dnf": {"cxx": "gcc-c++", "headers": "python{version}-devel", "venv": "python{version}", "python": "python3.12"},
     "zypper": {"cxx": "gcc-c++", "headers": "python3-devel", "venv": "python3", "python": "python312"},
@@ -30,7 +31,7 @@ _COMMANDS = {
 }
 
 
-def package_manager() -> Optional[str]:
+def package_manager() -> str | None:
     for name in ("apt", "dnf", "zypper", "pacman", "apk", "brew"):
         if shutil.which("apt-get" if name == "apt" else name):
             return name
@@ -52,7 +53,7 @@ def mend(thing: str, version: str = "3") -> str:
     return command if root else "sudo " + command
 
 
-def find_cxx() -> Optional[str]:
+def find_cxx() -> str | None:
     for name in (os.environ.get("CXX"), "g++", "clang++"):
         path = name and shutil.which(name)
         if path:
@@ -89,7 +90,7 @@ print(sys.version_info[0], sys.version_info[1], int(headers), int(has_venv))
 class Interpreter:
     """A Python that could run us. version: (major, minor); headers: it has Python.h; venv: `-m venv` works."""
 
-    def __init__(self, path: str, version: Tuple[int, int], headers: bool, venv: bool) -> None:
+    def __init__(self, path: str, version: tuple[int, int], headers: bool, venv: bool) -> None:
         self.path, self.version, self.headers, self.venv = path, version, headers, venv
 
     @property
@@ -97,7 +98,7 @@ class Interpreter:
         return "{}.{}".format(*self.version)
 
 
-def probe_interpreter(command: str) -> Optional[Interpreter]:
+def probe_interpreter(command: str) -> Interpreter | None:
     """None if `command` is no working Python."""
     path = shutil.which(command)
     if path is None:
@@ -110,7 +111,7 @@ def probe_interpreter(command: str) -> Optional[Interpreter]:
     return Interpreter(path, (major, minor), bool(headers), bool(venv))
 
 
-def interpreters(names: Optional[List[str]] = None) -> List[Interpreter]:
+def interpreters(names: list[str] | None = None) -> list[Interpreter]:
     """Pythons of a supported version, the best first: complete ones, then the order of `names`."""
     names = names or ["python3", "python3.12", "python3.11", "python3.13", sys.executable]
     found = [python for python in map(probe_interpreter, names) if python and python.version >= MINIMUM]
