@@ -149,7 +149,7 @@ def _unit(
 def _ninja_file(request: ExtensionRequest, toolchain: Toolchain, cuda: bool, output: str) -> str:
     torch = _torch_folder()
     defines = [f"-DTORCH_EXTENSION_NAME={request.name}", "-DTORCH_API_INCLUDE_EXTENSION_H"]
-    folders = [f"-I{check_path(folder).as_posix()}" for folder in request.include if folder != "."]
+    folders = [f"-I{_plain(folder)}" for folder in request.include if folder != "."]
     system = [torch / "include", torch / "include/torch/csrc/api/include", Path(sysconfig.get_path("include"))]
     common = [*defines, "-I.", *folders, *(f"-isystem {_ninja_path(path)}" for path in system)]
     host = [*_COMMON, *_accepted(request.cflags, _HOST_FLAGS)]
@@ -173,12 +173,18 @@ def _ninja_file(request: ExtensionRequest, toolchain: Toolchain, cuda: bool, out
     ]
     objects = []
     for index, path in enumerate(request.sources):
-        if not re.fullmatch(r"[\w./+-]+", path):
-            raise CandidateError(f"{path!r}: a source's name may hold letters, digits and ._+- only.")
+        _plain(path)
         objects.append(f"{index}-{PurePosixPath(path).stem}.o")
         lines.append(f"build {objects[-1]}: {'device' if path.endswith('.cu') else 'host'} {path}")
     lines.append(f"build {output}: link {' '.join(objects)}")
     return "\n".join(lines) + "\n"
+
+
+def _plain(path: str) -> str:
+    """The path, if it means nothing else to ninja and the shell."""
+    if not re.fullmatch(r"[\w./+-]+", path):
+        raise CandidateError(f"{path!r}: the name of a source or folder may hold letters, digits and ._+- only.")
+    return check_path(path).as_posix()
 
 
 def _device_flags(flags: Sequence[str], arch: str) -> tuple[list[str], str]:

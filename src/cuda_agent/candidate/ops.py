@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -65,7 +67,7 @@ def _check_launch(launch_error: Callable[[], bytes | None], name: str) -> None:
         raise RuntimeError(f"{name} did not launch its kernel: {error.decode()}")
 
 
-_current_device = torch.cuda.current_device
+_current_device = torch._C._cuda_getDevice
 _current_stream = torch._C._cuda_getCurrentRawStream
 '''
 
@@ -104,6 +106,10 @@ def launchers_of(files: Mapping[str, bytes], device: Device) -> dict[str, list[L
         if not launchers:
             raise CandidateError(f'{path} defines no launcher: a function after `extern "C"`, with a body.')
         for launcher in launchers:
+            if launcher.name in _taken_names():
+                raise CandidateError(
+                    f"{path}:{launcher.line}: ops.py has something else called {launcher.name}; rename the launcher."
+                )
             first = homes.setdefault(launcher.name, launcher)
             if first is not launcher:
                 raise CandidateError(
@@ -155,6 +161,15 @@ _INTEGERS = {
 
 
 _ANNOTATIONS = {"float": "float", "double": "float", "bool": "bool"}
+
+
+@cache
+def _taken_names() -> frozenset[str]:
+    """Names at the top of every ops.py, and Python's own functions that it uses."""
+    text = "".join([_embedded("ops_build.py"), _embedded("ops_load.py"), _embedded("ops_call.py"), _HEAD, _CUDA_CALLS])
+    defined = re.findall(r"^(?:def |import )?(\w+)(?:\(| =|$)", text, re.MULTILINE)
+    imported = re.findall(r"^from \S+ import (.+)$", text, re.MULTILINE)
+    return frozenset([*defined, *(name for line in imported for name in line.split(", ")), *dir(builtins)])
 
 
 @cache

@@ -83,8 +83,8 @@ _STREAMS = {"cudaStream_t", "CUstream"}
 
 _TOKEN = re.compile(
     r"""
-    (?P<skip>\s+|//(?:\\\r?\n|[^\n])*|/\*.*?\*/)
-  | (?P<directive>(?<![^\n])[ \t]*\#(?:\\\r?\n|/\*.*?\*/|[^\n])*)
+    (?P<directive>(?<![^\n])[ \t]*\#(?:\\\r?\n|/\*.*?\*/|[^\n])*)
+  | (?P<skip>\n|[^\S\n]+|//(?:\\\r?\n|[^\n])*|/\*.*?\*/)
   | (?P<string>(?:u8|[uUL])?R"(?P<delimiter>[^()\\\s]{0,16})\(.*?\)(?P=delimiter)"|(?:u8|[uUL])?"(?:\\.|[^"\\\n])*")
   | (?P<char>(?:u8|[uUL])?'(?:\\.|[^'\\\n])+')
   | (?P<number>\.?\d(?:[eEpP][+-]|'?[\w.])*)
@@ -295,8 +295,8 @@ def _parameter(tokens: list[Token], index: int, last: bool, function: str, path:
         words, default = words[:at], _default("".join(words[at + 1 :]))
         if default is None:
             raise unbindable("has a default that is not a number; leave the default out")
-    words = [w for i, w in enumerate(words) if not (w == "std" and words[i + 1 : i + 2] == ["::"])]
-    words = [w for i, w in enumerate(words) if not (w == "::" and i == 0)]
+    words = words[1:] if words[:1] == ["::"] else words
+    words = words[2:] if words[:2] == ["std", "::"] else words
     array = "[" in words
     if array:
         words = words[: words.index("[")]

@@ -20,8 +20,8 @@ Text = str | Sequence[str] | None
 def install_build_shims(request: Request) -> None:
     """Replace `load_inline` and `load` in torch.
 
-    request: takes the fields of an `ExtensionRequest` as JSON values and returns the path of the built object; it raises
-    what the candidate shall see when the build failed.
+    request: takes the fields of an `ExtensionRequest` as JSON values and returns the path of the built object; it
+    raises what the candidate shall see when the build failed.
     """
     import torch.utils.cpp_extension as cpp_extension
 
