@@ -9,7 +9,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from cuda_agent.candidate.build_plan import BuildUnit, Toolchain
 from cuda_agent.candidate.candidate import MAX_BYTES
+from cuda_agent.candidate.extension import extension_unit
 from cuda_agent.candidate.ops_build import HEADERS
 from cuda_agent.errors import CandidateError
 
@@ -84,6 +86,12 @@ def install_build_shims(request: Request) -> None:
 
     for shim in (load_inline, load):
         setattr(cpp_extension, shim.__name__, shim)
+
+
+def unit_of_request(message: Mapping[str, Any], device: str, toolchain: Toolchain) -> BuildUnit:
+    """The orchestrator's half: what a shim sent, checked, as a unit. Raises CandidateError."""
+    assert device == toolchain.device
+    return extension_unit(message, toolchain)
 
 
 def inline_sources(
