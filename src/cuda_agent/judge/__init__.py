@@ -1,6 +1,7 @@
 """The judge: is a candidate right, and how fast is it? It cannot be talked round.
 
-`LocalJudge` runs a referee (our code: arenas, comparison, clock) and confined runners (the task's and the candidate's code).
+`LocalJudge` runs a referee (our code: arenas, comparison, clock) and confined runners (the task's and the candidate's
+code).
 """
 
 from cuda_agent.judge.job import Handle, Job, Judge, Settings

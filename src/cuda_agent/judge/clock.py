@@ -1,8 +1,13 @@
 """From windows to a time per forward call.
 
-A window is the referee's own wall clock around a batch of n iterations: inputs are copied from private memory into the arena,
-the runner runs, its outputs are copied back to private memory. A calibration is the same without the runner. The time per
-iteration is the slope of (window − calibration) over n, so that every cost that does not grow with n cancels.
+A window is the referee's own wall clock around a batch of n iterations: inputs are copied from private memory into the
+arena, the runner runs, its outputs are copied back to private memory. A calibration is the same without the runner. The
+time per iteration is the slope of (window − calibration) over n, so that every cost that does not grow with n cancels.
+
+Each window gives two times. The *whole* one leaves no room to cheat, but the copies' cost is in it and its noise too.
+The *inner* one, from the word to the answer, is precise, but a runner that reads ahead of the word or works on after its
+answer would shorten it. Honest code gives the same slope twice; so the inner one is reported only where the whole one
+agrees.
 """
 
 from __future__ import annotations
@@ -20,13 +25,17 @@ _T = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure. window_s: aim for the long batch. budget_s: of runner time in all. rounds: of two batches each."""
+    """How long to measure.
+
+    window_s: aim for the long batch. budget_s: of runner time in all. rounds: of a short and a long batch each.
+    target: stop once the interval's half-width is this share of the time.
+    """
 
     window_s: float
     budget_s: float
     min_rounds: int
     max_rounds: int
-    target: float  # stop once the interval is this narrow, relative to the time
+    target: float
 
 
 EFFORT = {
@@ -44,6 +53,18 @@ def draw_batch_sizes(slots: int, aim: int) -> tuple[int, int]:
     n2 = random.SystemRandom().randint(max(2, top - top // 8), top)
     n1 = max(1, min(n2 - 1, round(n2 / 5)))
     return n1, n2
+
+
+AGREEMENT = 0.02  # the inner time may be this much shorter than the whole one's interval allows
+
+
+def trusted(inner: list[float], whole: list[float]) -> Interval:
+    """The inner time if the whole one confirms it, else the whole one. Seconds per iteration, round by round."""
+    precise, safe = interval(inner), interval(whole)
+    confirmed = precise.ms * (1 + AGREEMENT) >= safe.low and (safe.high - safe.low) / 2 <= 0.2 * max(
+        safe.ms, precise.ms
+    )
+    return precise if confirmed else safe
 
 
 def slope(n1: int, t1: float, n2: int, t2: float) -> float:

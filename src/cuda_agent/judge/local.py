@@ -217,10 +217,8 @@ class LocalJudge:
         )
 
     def _shim(self, unit: dict[str, Any], settings: Settings) -> Path | str:
-        from cuda_agent.candidate.shims import unit_of_request
-
         try:
-            wanted = unit_of_request(unit, self.device, self._tools())
+            wanted = extension_unit(unit, self._tools())
         except CandidateError as error:
             return str(error)
         (built,) = self._compile([wanted], settings)

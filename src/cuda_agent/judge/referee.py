@@ -14,7 +14,7 @@ from typing import Any
 from cuda_agent.backends import Backend, get_backend
 from cuda_agent.errors import SetupError
 from cuda_agent.judge.clock import EFFORT
-from cuda_agent.judge.compare import NOTHING, compare, largest_error
+from cuda_agent.judge.compare import NOTHING, compare
 from cuda_agent.judge.job import Settings
 from cuda_agent.judge.session import TaskSession, Unusable, minimum_traffic
 from cuda_agent.judge.stage import Peer, RunnerFailed
@@ -191,8 +191,8 @@ class Referee:
                     if found.worst > 1:
                         raise RunnerFailed("incorrect", f"wrong output {found.detail}")
                     agreement = agreement.merged(found)
-                    own_error = max(own_error, largest_error(got, want))
-                    floor_error = max(floor_error, 8 * largest_error(torchs, want), 16 * _ulp(want))
+                    own_error = max(own_error, found.max_abs)
+                    floor_error = max(floor_error, allowance.floor, 16 * _ulp(want))
             done += len(batch)
         return {
             "errors": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import time
@@ -11,9 +12,9 @@ from typing import Any
 import torch
 
 from cuda_agent.backends import Backend
-from cuda_agent.judge.clock import MAX_SLOTS, Effort, draw_batch_sizes, interval, narrow_enough, slope
-from cuda_agent.judge.compare import NOTHING, Agreement, Allowance, compare, largest_error
-from cuda_agent.judge.stage import Layout, Peer, RunnerFailed, Stage
+from cuda_agent.judge.clock import MAX_SLOTS, Effort, draw_batch_sizes, narrow_enough, slope, trusted
+from cuda_agent.judge.compare import NOTHING, Agreement, Allowance, compare
+from cuda_agent.judge.stage import Layout, Peer, RunnerFailed, Stage, Window
 from cuda_agent.judge.values import Region, UnsupportedValue, dtype_of
 from cuda_agent.judge.verdict import Interval
 
@@ -107,15 +108,15 @@ class TaskSession:
         allowance = Allowance(1e-3, 1e-3)
         if any(compare(a, f, allowance).worst > 1 for a, f in zip(again, first, strict=True)):
             raise Unusable(
-                f"{self._file}: Model.forward gives different outputs for the same input, so nothing can be checked against "
-                "it; remove the randomness (dropout in eval mode is fine)"
+                f"{self._file}: Model.forward gives different outputs for the same input, so nothing can be checked "
+                "against it; remove the randomness (dropout in eval mode is fine)"
             )
         self.fill([0])
         self._run("eager")
         if self.layout.inputs.payload and all(torch.equal(o, f) for o, f in zip(stage.outputs[0], first, strict=True)):
             raise Unusable(
-                f"{self._file}: Model.forward gives the same output for different inputs, so a constant would pass; make "
-                "get_inputs random and let the output depend on it"
+                f"{self._file}: Model.forward gives the same output for different inputs, so a constant would pass; "
+                "make get_inputs random and let the output depend on it"
             )
 
     def _time_roughly(self) -> float:
@@ -232,10 +233,10 @@ class TaskSession:
         eager = self.answer(slot, "eager", strict=True)
         allowances = []
         for o, e in zip(oracle, eager, strict=True):
-            error_of_eager = largest_error(e, o)
+            found = compare(e, o, Allowance(settings.atol, settings.rtol))
+            error_of_eager = _finite(found.max_abs)
             self.eager_error = max(self.eager_error, error_of_eager)
-            plain = Allowance(settings.atol, settings.rtol)
-            self.eager_worst = max(self.eager_worst, _finite(compare(e, o, plain).worst))
+            self.eager_worst = max(self.eager_worst, _finite(found.worst))
             allowances.append(Allowance(settings.atol, settings.rtol, 8 * error_of_eager))
         return oracle, eager, allowances
 
@@ -267,16 +268,17 @@ class TaskSession:
         peer.ask("run", stage="timing", variant=variant, order=everything)  # the allocator and caches settle
         pilot = self._pilot(stage, peer, variant)
         aim = max(2, round(effort.window_s / max(pilot, 1e-7)))
-        times: list[float] = []
+        inner: list[float] = []
+        whole: list[float] = []
         checked = NOTHING
-        spent, per_round = 0.0, 0.0
+        spent = 0.0
         fresh = True
-        while len(times) < effort.max_rounds:
+        while len(inner) < effort.max_rounds:
             n1, n2 = draw_batch_sizes(stage.slots, aim)
             order = self._seeds.sample(everything, len(everything))
             disjoint = n1 + n2 <= stage.slots
             long, short = order[:n2], order[n2 : n2 + n1] if disjoint else order[:n1]
-            measured: dict[int, float] = {}
+            measured: dict[int, Window] = {}
             batches = [long, short] if self._seeds.random() < 0.5 else [short, long]
             if disjoint and not fresh:
                 self.fill([*long, *short])
@@ -286,15 +288,16 @@ class TaskSession:
                 with self._backend.timer_lease():
                     alone = stage.calibrate(batch)
                     window = stage.window(peer, variant, batch)
-                measured[len(batch)] = window - alone
-                spent += window
+                measured[len(batch)] = Window(window.whole - alone.whole, window.inner - alone.inner)
+                spent += window.whole
                 checked = checked.merged(self._verify(stage, variant, batch, settings))
                 fresh = False
-            times.append(max(1e-8, slope(n1, measured[n1], n2, measured[n2])))
-            per_round = max(per_round, spent / len(times))
-            if narrow_enough(times, effort) or (spent > effort.budget_s and len(times) >= effort.min_rounds):
+            short_time, long_time = measured[n1], measured[n2]
+            inner.append(max(1e-8, slope(n1, short_time.inner, n2, long_time.inner)))
+            whole.append(max(1e-8, slope(n1, short_time.whole, n2, long_time.whole)))
+            if narrow_enough(inner, effort) or (spent > effort.budget_s and len(inner) >= effort.min_rounds):
                 break
-        return interval(times), checked
+        return trusted(inner, whole), checked
 
     def _pilot(self, stage: Stage, peer: Peer, variant: str) -> float:
         """Rough seconds per iteration, to choose batch sizes by."""
@@ -323,7 +326,7 @@ class TaskSession:
                 if found.worst > 1:
                     raise RunnerFailed(
                         "incorrect",
-                        f"a timed iteration left a wrong output {found.detail}; the same code was right when it was not timed",
+                        f"a timed iteration left a wrong output {found.detail}; untimed, the same code was right",
                     )
                 total = total.merged(found)
         return total
@@ -345,7 +348,7 @@ class TaskSession:
 
 
 def _finite(value: float) -> float:
-    return value if value < 1e6 else 0.0
+    return value if math.isfinite(value) else 0.0
 
 
 def minimum_traffic(session: TaskSession) -> int:

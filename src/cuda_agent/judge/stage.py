@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -81,6 +81,13 @@ class Layout:
         return self.inputs.nbytes + self.outputs.nbytes
 
 
+class Window(NamedTuple):
+    """Seconds. whole: all that the runner could possibly have worked in. inner: from when it was told to when it answered."""
+
+    whole: float
+    inner: float
+
+
 class Stage:
     def __init__(
         self, name: str, backend: Backend, layout: Layout, slots: int, *, private: torch.Tensor | None = None
@@ -145,33 +152,37 @@ class Stage:
                     return True
         return False
 
-    def window(self, peer: Peer, variant: str, order: Sequence[int]) -> float:
-        """Seconds from before the first input byte is visible until the last output byte is ours."""
+    def window(self, peer: Peer, variant: str, order: Sequence[int]) -> Window:
+        """Run a batch. It starts before the first input byte is visible and ends when the last output byte is ours."""
         self.poison(order)
         back = random.SystemRandom().sample(order, len(order))
         self._backend.synchronize()
         start = time.perf_counter()
         self.show(order)
         self._backend.synchronize()
+        shown = time.perf_counter()
         peer.ask("run", stage=self.name, variant=variant, order=list(order))
+        done = time.perf_counter()
         self.take(back)
         self._backend.synchronize()
-        return time.perf_counter() - start
+        return Window(time.perf_counter() - start, done - shown)
 
-    def calibrate(self, order: Sequence[int]) -> float:
-        """Seconds that the copies of such a window take alone: ours in and out, and the runner's to its slots."""
+    def calibrate(self, order: Sequence[int]) -> Window:
+        """The copies of such a batch alone: ours in and out (whole), and the runner's to its slots (inner)."""
         back = random.SystemRandom().sample(order, len(order))
         self._backend.synchronize()
         start = time.perf_counter()
         self.show(order)
         self._backend.synchronize()
+        shown = time.perf_counter()
         for slot in order:
             for shared, private in zip(self.outputs[slot], self.private_outputs[slot], strict=True):
                 shared.copy_(private)
         self._backend.synchronize()
+        done = time.perf_counter()
         self.take(back)
         self._backend.synchronize()
-        return time.perf_counter() - start
+        return Window(time.perf_counter() - start, done - shown)
 
     def close(self) -> None:
         self.inputs, self.outputs, self._out_bytes = [], [], []

@@ -1,23 +1,21 @@
 """A pre-imported process that forks referees and confined runners.
 
-Importing torch and inductor takes seconds, forking milliseconds. The zygote holds no secret, never runs foreign code, starts
-no thread and makes no device call, so a fork of it is as good as a fresh interpreter.
+Importing torch and inductor takes seconds, forking milliseconds. The zygote holds no secret, never runs foreign code,
+starts no thread and makes no device call, so a fork of it is as good as a fresh interpreter.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from cuda_agent.judge.wire import Channel
-from cuda_agent.sandbox import Child, Exit, Level, Policy, fork_confined
+from cuda_agent.sandbox import Child, Exit, Level, Policy
 
 Role = Literal["referee", "runner"]
 
@@ -72,11 +70,14 @@ class Zygote:
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # torch.cuda.is_available() must not initialise CUDA before the fork
             "TORCHINDUCTOR_COMPILE_THREADS": "1",  # inductor's worker pool would be one more process in every runner
             "CUDA_MODULE_LOADING": "LAZY",
+            "GOMP_SPINCOUNT": "10000",  # an idle pool must not spin for milliseconds beside the next process's turn
+            # Freed memory stays mapped: else each large CPU tensor costs a page fault per 4 KiB
+            "GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776",
         }
         package = str(Path(__file__).resolve().parents[2])
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [package, env.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "cuda_agent.judge.zygote", str(theirs.fileno()), kind],
+            [sys.executable, "-m", "cuda_agent.judge.forkserver", str(theirs.fileno()), kind],
             pass_fds=[theirs.fileno()],
             env=env,
             stdin=subprocess.DEVNULL,
@@ -110,65 +111,3 @@ class Zygote:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-def _serve(control: Channel, kind: str) -> None:
-    import torch._dynamo
-    import torch._inductor.compile_fx  # noqa: F401  (the reason for this process)
-
-    import cuda_agent.judge.referee
-    import cuda_agent.judge.runner
-
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children reap themselves
-    while True:
-        request, (channel_fd, output_fd) = control.recv()
-        policy = Policy.from_json(request["policy"])
-        main: Callable[[int, str], None] = (
-            cuda_agent.judge.referee.main if request["role"] == "referee" else cuda_agent.judge.runner.main
-        )
-        if request["role"] == "referee":
-            pid, status_fd = _fork_referee(lambda: main(channel_fd, kind), [channel_fd, output_fd], control)
-        else:
-            child = fork_confined(
-                lambda: main(channel_fd, kind), policy, close_fds_except=[channel_fd], output_fd=output_fd
-            )
-            pid, status_fd = child.pid, child.status_fd
-        os.close(channel_fd)
-        os.close(output_fd)
-        control.send({"pid": pid}, [status_fd])
-        os.close(status_fd)
-
-
-def _fork_referee(main: Callable[[], None], keep: list[int], control: Channel) -> tuple[int, int]:
-    """Our own code: not confined, but it dies with the zygote."""
-    status_read, status_write = os.pipe()
-    pid = os.fork()
-    if pid:
-        os.close(status_write)
-        return pid, status_read
-    try:
-        from cuda_agent.sandbox.linux import die_with_parent
-
-        os.setsid()
-        die_with_parent()
-        control.close()
-        os.close(status_read)
-        os.dup2(keep[1], 1)
-        os.dup2(keep[1], 2)
-        os.write(status_write, b'{"level": "none", "gaps": []}\n')
-        main()
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    from cuda_agent.judge.wire import ChannelClosed
-
-    try:
-        _serve(Channel.from_fd(int(sys.argv[1])), sys.argv[2])
-    except ChannelClosed:
-        os._exit(0)
