@@ -5,9 +5,9 @@ arena, the runner runs, its outputs are copied back to private memory. A calibra
 time per iteration is the slope of (window − calibration) over n, so that every cost that does not grow with n cancels.
 
 Each window gives two times. The *whole* one leaves no room to cheat, but the copies' cost is in it and its noise too.
-The *inner* one, from the word to the answer, is precise, but a runner that reads ahead of the word or works on after its
-answer would shorten it. Honest code gives the same slope twice; so the inner one is reported only where the whole one
-agrees.
+The *inner* one, from the word to the answer, is precise, but a runner that reads ahead of the word or works on after
+its answer would shorten it. Honest code gives the same slope twice; so the inner one is reported only where the whole
+one agrees.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _T = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9
 class Effort:
     """How long to measure.
 
-    window_s: aim for the long batch. budget_s: of runner time in all. rounds: of a short and a long batch each.
+    window_s: aim for the long batch. budget_s: of wall time, drawing inputs and verifying outputs included.
+    rounds: of a short and a long batch each.
     target: stop once the interval's half-width is this share of the time.
     """
 
@@ -39,9 +40,9 @@ class Effort:
 
 
 EFFORT = {
-    "full": Effort(window_s=0.06, budget_s=1.5, min_rounds=7, max_rounds=25, target=0.006),
-    "training": Effort(window_s=0.012, budget_s=0.15, min_rounds=3, max_rounds=6, target=0.03),
-    "search": Effort(window_s=0.02, budget_s=0.25, min_rounds=3, max_rounds=8, target=0.015),
+    "full": Effort(window_s=0.02, budget_s=3.0, min_rounds=5, max_rounds=20, target=0.007),
+    "training": Effort(window_s=0.008, budget_s=0.3, min_rounds=3, max_rounds=6, target=0.03),
+    "search": Effort(window_s=0.01, budget_s=0.6, min_rounds=3, max_rounds=8, target=0.015),
 }
 
 MAX_SLOTS = 64
@@ -56,15 +57,14 @@ def draw_batch_sizes(slots: int, aim: int) -> tuple[int, int]:
 
 
 AGREEMENT = 0.02  # the inner time may be this much shorter than the whole one's interval allows
+BLUR = 0.2  # a whole time with a wider interval than this confirms nothing
 
 
 def trusted(inner: list[float], whole: list[float]) -> Interval:
     """The inner time if the whole one confirms it, else the whole one. Seconds per iteration, round by round."""
     precise, safe = interval(inner), interval(whole)
-    confirmed = precise.ms * (1 + AGREEMENT) >= safe.low and (safe.high - safe.low) / 2 <= 0.2 * max(
-        safe.ms, precise.ms
-    )
-    return precise if confirmed else safe
+    sharp = (safe.high - safe.low) / 2 <= BLUR * max(safe.ms, precise.ms)
+    return precise if sharp and precise.ms * (1 + AGREEMENT) >= safe.low else safe
 
 
 def slope(n1: int, t1: float, n2: int, t2: float) -> float:

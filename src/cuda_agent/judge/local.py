@@ -15,6 +15,7 @@ from typing import Any, Literal, cast
 
 from cuda_agent.backends import get_backend
 from cuda_agent.candidate import Toolchain, plan
+from cuda_agent.candidate.extension import extension_unit
 from cuda_agent.errors import CandidateError, CudaAgentError, TaskError
 from cuda_agent.judge.baselines import Baselines
 from cuda_agent.judge.blame import explain

@@ -158,9 +158,9 @@ class TaskSession:
 
     def timing_slots(self, effort: Effort, seconds: float) -> int:
         """How many slots to measure a call of about `seconds` with."""
-        wanted = int(effort.window_s * 1.4 / max(seconds, 1e-6)) + 1
+        wanted = int(effort.window_s * 1.2 / max(seconds, 1e-6)) + 1
         affordable = _STAGE_BYTES[self._backend.kind] // (self.layout.slot_bytes + 1)
-        slots = max(3, min(wanted, affordable, MAX_SLOTS))
+        slots = max(5, min(wanted, affordable, MAX_SLOTS))
         each = 3 * self.layout.inputs.nbytes + 4 * self.layout.outputs.nbytes
         while slots > 2 and slots * each > 0.85 * self._backend.memory_free():
             slots -= 1
@@ -267,11 +267,11 @@ class TaskSession:
         self._backend.synchronize()
         peer.ask("run", stage="timing", variant=variant, order=everything)  # the allocator and caches settle
         pilot = self._pilot(stage, peer, variant)
-        aim = max(2, round(effort.window_s / max(pilot, 1e-7)))
+        aim = max(4, round(effort.window_s / max(pilot, 1e-7)))
         inner: list[float] = []
         whole: list[float] = []
         checked = NOTHING
-        spent = 0.0
+        begun = time.perf_counter()
         fresh = True
         while len(inner) < effort.max_rounds:
             n1, n2 = draw_batch_sizes(stage.slots, aim)
@@ -289,13 +289,14 @@ class TaskSession:
                     alone = stage.calibrate(batch)
                     window = stage.window(peer, variant, batch)
                 measured[len(batch)] = Window(window.whole - alone.whole, window.inner - alone.inner)
-                spent += window.whole
                 checked = checked.merged(self._verify(stage, variant, batch, settings))
                 fresh = False
             short_time, long_time = measured[n1], measured[n2]
             inner.append(max(1e-8, slope(n1, short_time.inner, n2, long_time.inner)))
             whole.append(max(1e-8, slope(n1, short_time.whole, n2, long_time.whole)))
-            if narrow_enough(inner, effort) or (spent > effort.budget_s and len(inner) >= effort.min_rounds):
+            if narrow_enough(inner, effort) or (
+                time.perf_counter() - begun > effort.budget_s and len(inner) >= effort.min_rounds
+            ):
                 break
         return trusted(inner, whole), checked
 

@@ -82,7 +82,7 @@ class Layout:
 
 
 class Window(NamedTuple):
-    """Seconds. whole: all that the runner could possibly have worked in. inner: from when it was told to when it answered."""
+    """Seconds. whole: all that the runner could possibly have worked in. inner: from the word to its answer."""
 
     whole: float
     inner: float
