@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from cuda_agent.backends import get_backend
 from cuda_agent.candidate import Candidate, load_candidate
+from cuda_agent.errors import CandidateError
 from cuda_agent.judge import Job, LocalJudge, Settings, Verdict
+from cuda_agent.judge.verdict import Device
 from cuda_agent.optimize import Event, Result
 from cuda_agent.optimize import optimize as _optimize
 from cuda_agent.result import check_output
@@ -36,13 +39,19 @@ def judge(
     task: a Task, or whatever `load_task` reads. candidate: a Candidate, or a file or folder that `load_candidate`
     reads. device: `auto` takes CUDA where there is a GPU. settings: tolerances, limits, how tight the intervals are.
 
-    A candidate that fails in any way is a verdict, not an exception. Raises TaskError if the task is unusable (it
-    does not parse, its `get_inputs` raises, its model is random or constant), CandidateError if the candidate's files
-    cannot be read as one, SetupError if this machine lacks a compiler or the device.
+    A candidate that fails in any way, even to be read, is a verdict and not an exception. Raises TaskError if the
+    task is unusable (it does not parse, its `get_inputs` raises, its model is random or constant), and SetupError if
+    this machine lacks a compiler or the device.
     """
     task = task if isinstance(task, Task) else load_task(os.fspath(task))
     check_packages(task)
-    candidate = candidate if isinstance(candidate, Candidate) else load_candidate(os.fspath(candidate))
+    if not isinstance(candidate, Candidate):
+        try:
+            candidate = load_candidate(os.fspath(candidate))
+        except CandidateError as error:
+            facts = get_backend(device).describe()
+            where = Device(kind=facts.kind, name=facts.name)
+            return Verdict(task=task.name, status="load_failed", reward=-1, message=str(error), device=where)
     with LocalJudge(device=device) as local:
         return local.submit(Job(task, candidate, settings or Settings())).result()
 

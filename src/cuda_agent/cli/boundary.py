@@ -23,7 +23,7 @@ _ClickException: type[Exception] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
 
-# The most specific first. Expert and search errors that are not listed are named by their class's `status`.
+# Errors of the outer rooms carry a `status` of their own.
 _STATUS: tuple[tuple[type[CudaAgentError], str], ...] = (
     (TaskError, "unusable_task"),
     (CandidateError, "unusable_candidate"),
@@ -35,6 +35,13 @@ class UsageMistake(CudaAgentError):
     """What the arguments say does not make sense (found after parsing)."""
 
     status = "usage_error"
+
+
+class Interrupted(CudaAgentError):
+    """Ctrl-C, with a word on what is left behind."""
+
+    status = "interrupted"
+    exit_code = INTERRUPTED
 
 
 def main() -> None:
@@ -50,9 +57,12 @@ def run(arguments: list[str]) -> int:
         signal.signal(number, _terminate)
     as_json = "--json" in arguments
     try:
-        return int(app(args=arguments, prog_name="cuda-agent", standalone_mode=False) or 0)
-    except (typer.Abort, KeyboardInterrupt) as error:
-        return _fail("interrupted", str(error.__cause__ or error) or "Interrupted.", INTERRUPTED, as_json)
+        code = int(app(args=arguments, prog_name="cuda-agent", standalone_mode=False) or 0)
+        if code == INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+            raise Interrupted("Interrupted.")
+        return code
+    except (typer.Abort, KeyboardInterrupt):
+        return _fail(Interrupted.status, "Interrupted.", INTERRUPTED, as_json)
     except _ClickException as error:
         return _fail("usage_error", _usage_sentence(error), UNUSABLE, as_json)
     except CudaAgentError as error:
@@ -74,7 +84,12 @@ def status_of(error: CudaAgentError) -> str:
     for kind, status in _STATUS:
         if isinstance(error, kind):
             return status
-    return str(getattr(error, "status", "error"))
+    named = getattr(error, "status", None)
+    if named is not None:
+        return str(named)
+    from cuda_agent.expert import Unsupported
+
+    return "unsupported" if isinstance(error, Unsupported) else "error"
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from cuda_agent.cli.boundary import ACCEPTED, REJECTED, UsageMistake, status_of
+from cuda_agent.cli.boundary import ACCEPTED, REJECTED, Interrupted, UsageMistake, status_of
 from cuda_agent.cli.console import reserved_stdout, stdout
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def run_judge(
         raise UsageMistake(
             f"{candidate}: no such file or folder; CANDIDATE is a folder with model_new.py or a .py file"
         )
-    with reserved_stdout() as out:
+    with reserved_stdout():
         from cuda_agent.cli.progress import spinner
 
         with spinner(f"judging {Path(candidate).name} against {task.name}"):
@@ -44,7 +44,7 @@ def run_judge(
             settings = Settings(mode=mode, rtol=rtol, atol=atol, timeout_s=timeout_s)
             verdict = api.judge(task, candidate, device=device, settings=settings)
     if as_json:
-        out.write(verdict.model_dump_json() + "\n")
+        print(verdict.model_dump_json())
     else:
         from cuda_agent.cli.render import print_verdict
 
@@ -57,7 +57,7 @@ def run_optimize(model: str, out: Path | None, *, device: Device, budget_s: floa
 
     task = load_task(model)
     folder = out if out is not None else Path("runs") / task.name
-    with reserved_stdout() as stream:
+    with reserved_stdout():
         from cuda_agent.cli.progress import SearchProgress
 
         with SearchProgress(budget_s) as progress:
@@ -69,9 +69,9 @@ def run_optimize(model: str, out: Path | None, *, device: Device, budget_s: floa
                 result = optimize(task, device=device, budget_s=budget_s, out=folder, on_event=progress)
             except KeyboardInterrupt:
                 kept = f"the best so far is in {folder}" if progress.written else "nothing was accepted yet"
-                raise KeyboardInterrupt(f"Interrupted; {kept}.") from None
+                raise Interrupted(f"Interrupted; {kept}.") from None
     if as_json:
-        stream.write(json.dumps(_summary(result, folder)) + "\n")
+        print(json.dumps(_summary(result, folder)))
     else:
         from cuda_agent.cli.render import print_verdict
 
@@ -101,7 +101,7 @@ def run_demo(examples: Path | None, out: Path, *, device: Device, budget_s: floa
 
     tasks = load_tasks(examples if examples is not None else shipped_examples())
     rows: list[dict[str, Any]] = []
-    with reserved_stdout() as stream:
+    with reserved_stdout():
         from cuda_agent.cli.progress import SearchProgress
 
         with SearchProgress(budget_s, total=len(tasks)) as progress:
@@ -121,7 +121,7 @@ def run_demo(examples: Path | None, out: Path, *, device: Device, budget_s: floa
                         rows.append(_summary(result, out / task.name))
     means = {name: _geometric_mean(rows, f"speedup_{name}") for name in ("eager", "compile")}
     if as_json:
-        stream.write(json.dumps({"tasks": rows, "geometric_mean": means}) + "\n")
+        print(json.dumps({"tasks": rows, "geometric_mean": means}))
     else:
         from cuda_agent.cli.render import print_table
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, TextIO
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,19 +25,15 @@ def stderr() -> Console:
 
 
 @contextmanager
-def reserved_stdout() -> Iterator[TextIO]:
-    """Send what anyone else writes to stdout, native code and child processes included, to stderr.
-
-    Yields the real stdout, so that a program that reads `--json` finds one object and nothing else. The stream stays
-    usable after the block.
-    """
+def reserved_stdout() -> Iterator[None]:
+    """Send what anyone writes to stdout in this block, native code and child processes included, to stderr, so that a
+    program that reads `--json` finds one object and nothing else. The answer is printed after the block."""
     sys.stdout.flush()
     saved = os.dup(1)
-    stream = sys.stdout
     try:
         os.dup2(2, 1)
-        yield stream
+        with redirect_stdout(sys.stderr):
+            yield
     finally:
-        stream.flush()
         os.dup2(saved, 1)
         os.close(saved)
