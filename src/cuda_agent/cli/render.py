@@ -29,11 +29,11 @@ def print_verdict(console: Console, verdict: Verdict) -> None:
     rows = meaning.times_table(verdict)
     if rows:
         table = Table(box=None, pad_edge=False, header_style="dim")
-        for name in ("", "ms per call", "95 % interval", "× faster"):
+        for name in ("", "ms per call", "95 % interval", "speed-up"):
             table.add_column(name, justify="left" if not name else "right")
         for name, interval, speedup in rows:
             bounds = f"{meaning.milliseconds(interval.low)} – {meaning.milliseconds(interval.high)}"
-            table.add_row(name, meaning.milliseconds(interval.ms), bounds, f"{speedup:.2f}" if speedup else "")
+            table.add_row(name, meaning.milliseconds(interval.ms), bounds, f"{speedup:.2f} ×" if speedup else "")
         console.print(table)
     facts = [f"{verdict.device.name} ({verdict.device.kind})"]
     if verdict.errors:
