@@ -7,7 +7,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from cuda_agent.candidate import Candidate
@@ -86,7 +86,10 @@ class Lane:
         self, task: Task, candidate: Candidate, built: Sequence[Built], settings: Settings, build: BuildRequest
     ) -> Message:
         """What the referee found. Raises CandidateFailed, TaskError, RefereeLost."""
-        worker = self._candidate = self._zygote.spawn("runner", self._policy)
+        policy = self._policy
+        if settings.memory_bytes is not None:
+            policy = replace(policy, memory_bytes=settings.memory_bytes)
+        worker = self._candidate = self._zygote.spawn("runner", policy)
         objects = [os.open(b.path, os.O_RDONLY | os.O_CLOEXEC) for b in built if b.path is not None]
         request = {
             "do": "judge",

@@ -209,21 +209,19 @@ class Runner:
 
     def do_store(self, stage: str, offset: int = 0) -> None:
         """Copy the leaves last described into the arena."""
-        region = Region(tuple(TensorSpec.of(leaf) for leaf in self._pending))
-        for view, leaf in zip(region.views(self._stages[stage].arena.bytes, offset), self._pending, strict=True):
-            _copy(view, leaf)
-        self._pending = []
-        self._backend.synchronize()
+        self._write_pending(self._stages[stage].arena, offset)
 
     def do_store_state(self, fd: int, nbytes: int) -> None:
         arena = self._backend.attach(fd, nbytes)
+        self._write_pending(arena, 0)
+        arena.close()
+
+    def _write_pending(self, arena: Arena, offset: int) -> None:
         region = Region(tuple(TensorSpec.of(leaf) for leaf in self._pending))
-        for view, leaf in zip(region.views(arena.bytes, 0), self._pending, strict=True):
+        for view, leaf in zip(region.views(arena.bytes, offset), self._pending, strict=True):
             _copy(view, leaf)
         self._pending = []
-        del view
         self._backend.synchronize()
-        arena.close()
 
     def do_run(self, stage: str, variant: str, order: list[int], strict: bool = False) -> None:
         """Run the model once on each slot, in order; all outputs stay alive until the last is computed."""
