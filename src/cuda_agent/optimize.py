@@ -8,11 +8,11 @@ the reward, and its agent's role is the expert's here.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from cuda_agent.candidate import Candidate
 from cuda_agent.errors import CudaAgentError
@@ -28,6 +28,17 @@ Phase = Literal["capture", "search", "trial", "final", "written"]
 
 BATCH = 4  # proposals in flight: while one is timed, the next are built
 FINALISTS = 3  # how many of the fastest may fail the final judgement before the search is given up
+
+
+class Proposer(Protocol):
+    """Whoever writes kernels: the built-in expert, or anything else that can be asked and told."""
+
+    def ask(self, n: int, /) -> Sequence[Any]:
+        """Up to n proposals, none when there is nothing left to try. A proposal has a `candidate`, and `str(proposal)`
+        says in a few words what it varies."""
+        ...
+
+    def tell(self, proposal: Any, verdict: Verdict, /) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -81,7 +92,7 @@ class NoCandidate(CudaAgentError):
 @dataclass
 class _Search:
     task: Task
-    device: str
+    prepare: Callable[[], Proposer]
     budget_s: float
     out: Path | None
     judge: LocalJudge
@@ -106,13 +117,8 @@ class _Search:
         self.on_event(Event(kind, self.task, self.elapsed, trial, self.best))
 
     def _rounds(self) -> None:
-        from cuda_agent.expert import Expert
-
         self._emit("capture")
-        captured = self.judge.confined_call(
-            "cuda_agent.expert.capture:capture_source", {"source": self.task.source, "device": self.device}
-        )
-        expert = Expert(captured, device=self.device)
+        expert = self.prepare()
         self._emit("search")
         while self.elapsed < self.budget_s or not self.history:
             proposals = expert.ask(BATCH)
@@ -169,7 +175,29 @@ def optimize(
             from cuda_agent.judge import LocalJudge
 
             judge = stack.enter_context(LocalJudge(device=device))
-        return _Search(task, judge.device, budget_s, out, judge, on_event or _ignore).run()
+        return search(task, lambda: _expert(task, judge), judge, budget_s=budget_s, out=out, on_event=on_event)
+
+
+def search(
+    task: Task,
+    prepare: Callable[[], Proposer],
+    judge: LocalJudge,
+    *,
+    budget_s: float,
+    out: Path | None = None,
+    on_event: Callable[[Event], None] | None = None,
+) -> Result:
+    """The loop for any proposer; `prepare` makes it, within the budget."""
+    return _Search(task, prepare, budget_s, out, judge, on_event or _ignore).run()
+
+
+def _expert(task: Task, judge: LocalJudge) -> Proposer:
+    from cuda_agent.expert import Expert
+
+    captured = judge.confined_call(
+        "cuda_agent.expert.capture:capture_source", {"source": task.source, "device": judge.device}
+    )
+    return Expert(captured, device=judge.device)
 
 
 def _ignore(event: Event) -> None:
