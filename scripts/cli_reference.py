@@ -19,7 +19,7 @@ error's has `status` and `message`.
 | exit code | meaning | `status` under `--json` |
 |---|---|---|
 | 0 | accepted, or done | `accepted` |
-| 1 | rejected; for `doctor`: `optimize` cannot work here; for `optimize`: nothing was accepted | the verdict's, `no_candidate` |
+| 1 | rejected; `optimize` found nothing; `doctor`: `optimize` cannot work here | the verdict's, `no_candidate` |
 | 2 | unusable task, usage, or set-up | `unusable_task`, `unsupported`, `usage_error`, `setup_error` |
 | 3 | a fault of ours; `CUDA_AGENT_DEBUG=1` shows where | `internal_error` |
 | 130 | interrupted; what was accepted so far is in the result folder | `interrupted` |
