@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def print_verdict(console: Console, verdict: Verdict) -> None:
     """The verdict in a few lines: what, why, how fast, how sure."""
     if verdict.accepted:
-        console.print(f"[bold green]accepted[/]  reward {verdict.reward}: {meaning.REWARD[verdict.reward]}")
+        console.print(f"[bold green]accepted[/]  reward {verdict.reward}: {meaning.reward_in_words(verdict)}")
     else:
         rule = f" ({escape(verdict.rule)})" if verdict.rule else ""
         console.print(f"[bold red]rejected[/]  reward {verdict.reward}: {meaning.STATUS[verdict.status]}{rule}")

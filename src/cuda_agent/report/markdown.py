@@ -36,7 +36,7 @@ def render_report(task: Task, candidate: Candidate, verdict: Verdict, history: S
     return environment.get_template("REPORT.md.jinja").render(
         task=task,
         verdict=verdict,
-        reward=meaning.REWARD[verdict.reward],
+        reward=meaning.reward_in_words(verdict),
         status=meaning.STATUS[verdict.status],
         oracle=meaning.ORACLE.get(verdict.oracle or "", ""),
         precision=meaning.PRECISION.get(verdict.precision or "", ""),

@@ -35,6 +35,13 @@ PRECISION = {
 }
 
 
+def reward_in_words(verdict: Verdict) -> str:
+    """Without baselines (mode `search`) the reward says that it is correct, and nothing of speed."""
+    if verdict.reward == 1 and verdict.times.eager is None:
+        return "correct; eager and torch.compile were not timed in this mode"
+    return REWARD[verdict.reward]
+
+
 def milliseconds(value: float) -> str:
     """Three significant digits, never in exponent form: 0.0123, 1.23, 123."""
     if value >= 100:
