@@ -109,14 +109,14 @@ def _exactly(out: torch.Tensor, ref: torch.Tensor, eager: torch.Tensor | None) -
 
 
 def _rms(ref: torch.Tensor, step: int) -> float:
-    norm = float(torch.linalg.vector_norm(ref, dtype=torch.float64))
-    if math.isfinite(norm):
-        return norm / math.sqrt(ref.numel())
     total, count = 0.0, 0
     for start in range(0, ref.numel(), step):
-        part = ref[start : start + step].double()
-        part = part[part.isfinite()]
-        total, count = total + float(part.square().sum()), count + part.numel()
+        part = ref[start : start + step]
+        norm = float(torch.linalg.vector_norm(part, dtype=torch.float64))
+        if not math.isfinite(norm):
+            part = part[part.isfinite()]
+            norm = float(torch.linalg.vector_norm(part, dtype=torch.float64))
+        total, count = total + norm * norm, count + part.numel()
     return math.sqrt(total / count) if count else 0.0
 
 

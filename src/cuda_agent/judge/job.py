@@ -21,6 +21,8 @@ class Settings:
     atol, rtol: |error| ≤ rtol·|ref| + atol·min(1, rms(ref)).
     timeout_s: longest single phase of foreign code (loading, one batch of forwards).
     compile_timeout_s: longest compiler run for one source.
+    memory_bytes: of the candidate's processes; None: four fifths of the machine.
+    baselines: time eager and torch.compile where that is not known yet; without them the reward is at most 1.
     """
 
     mode: Literal["full", "training", "search"] = "full"
@@ -29,7 +31,8 @@ class Settings:
     rtol: float = 1e-2
     timeout_s: float = 60.0
     compile_timeout_s: float = 120.0
-    memory_bytes: int | None = None  # of one runner; None: four fifths of the machine
+    memory_bytes: int | None = None
+    baselines: bool = True
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ class LocalJudge:
 
     def _judge_built(self, lane: Lane, job: Job, built: list[Built]) -> Verdict:
         facts = lane.open(job.task, job.settings)
-        measure = job.settings.mode != "search"
+        measure = job.settings.baselines and job.settings.mode != "search"
         eager, compiled = (self._baseline(lane, job.task, v, measure) for v in ("eager", "compile"))
         try:
             found = lane.judge(

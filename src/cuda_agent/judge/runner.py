@@ -27,6 +27,9 @@ from cuda_agent.judge import reference
 from cuda_agent.judge.values import Region, TensorSpec, UnsupportedValue, flatten, same_structure, unflatten
 from cuda_agent.judge.wire import Channel, ChannelClosed, Message
 
+# Words of plain RuntimeErrors; torch says the second of a CUDA allocation that failed where it cannot use NVML.
+_ALLOCATION_FAILED = ("DefaultCPUAllocator: can't allocate", "NVML_SUCCESS == DriverAPI")
+
 _copy = torch.Tensor.copy_  # bound before foreign code can replace it
 
 
@@ -279,6 +282,12 @@ class Runner:
             raise Refused("call", f"{entry} is not part of cuda_agent")
         return getattr(importlib.import_module(module), function)(**arguments)
 
+    def do_rest(self) -> None:
+        """Give back what is cached; another task has its turn."""
+        self._pending = []
+        self._models.pop("oracle", None)
+        self._backend.empty_cache()
+
     def do_ping(self) -> None:
         """Make the device ready."""
         torch.zeros(1, device=self._device)
@@ -324,7 +333,7 @@ class Runner:
             kind = "load"
         elif isinstance(error, UnsupportedValue):
             kind = "value"
-        elif isinstance(error, RuntimeError) and "DefaultCPUAllocator: can't allocate" in str(error):
+        elif isinstance(error, RuntimeError) and any(sign in str(error) for sign in _ALLOCATION_FAILED):
             kind = "out_of_memory"
         elif isinstance(error, RuntimeError) and (
             "CUDA error" in str(error) or type(error).__name__ == "AcceleratorError"

@@ -155,6 +155,7 @@ class TaskSession:
             self._stage.close()
             self._stage = None
         self.close_timing()
+        self._ask("rest")
 
     def timing_slots(self, effort: Effort, seconds: float) -> int:
         """How many slots to measure a call of about `seconds` with."""
@@ -162,7 +163,7 @@ class TaskSession:
         affordable = _STAGE_BYTES[self._backend.kind] // (self.layout.slot_bytes + 1)
         slots = max(5, min(wanted, affordable, MAX_SLOTS))
         each = 3 * self.layout.inputs.nbytes + 4 * self.layout.outputs.nbytes
-        while slots > 2 and slots * each > 0.85 * self._backend.memory_free():
+        while slots > 2 and slots * each > 0.7 * self._backend.memory_free():
             slots -= 1
         return slots
 
@@ -180,8 +181,8 @@ class TaskSession:
     def close_timing(self) -> None:
         if self._timing is not None:
             self._timing.close()
-            self._timing = self._private = None
-            self._backend.empty_cache()
+        self._timing = self._private = None
+        self._backend.empty_cache()
 
     def state_arena(self) -> Any:
         arena = self._backend.allocate(max(512, self.state_region.nbytes))

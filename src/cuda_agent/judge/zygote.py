@@ -20,6 +20,18 @@ from cuda_agent.sandbox import Child, Exit, Level, Policy
 Role = Literal["referee", "runner"]
 
 
+# Of every process that is timed, so that all are timed alike.
+ENVIRONMENT = {
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # torch.cuda.is_available() must not initialise CUDA before the fork
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",  # inductor's worker pool would be one more process in every runner
+    "CUDA_MODULE_LOADING": "LAZY",
+    "OPENBLAS_NUM_THREADS": "1",  # NumPy's pool would be threads in a process that forks
+    "GOMP_SPINCOUNT": "10000",  # an idle pool must not spin for milliseconds beside the next process's turn
+    # Freed memory stays mapped: else each large CPU tensor costs a page fault per 4 KiB
+    "GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776",
+}
+
+
 class Worker:
     """A forked process as the orchestrator sees it. How it ends and what it prints is data, never a verdict."""
 
@@ -65,15 +77,7 @@ class Zygote:
 
     def __init__(self, kind: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        env = {
-            **os.environ,
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # torch.cuda.is_available() must not initialise CUDA before the fork
-            "TORCHINDUCTOR_COMPILE_THREADS": "1",  # inductor's worker pool would be one more process in every runner
-            "CUDA_MODULE_LOADING": "LAZY",
-            "GOMP_SPINCOUNT": "10000",  # an idle pool must not spin for milliseconds beside the next process's turn
-            # Freed memory stays mapped: else each large CPU tensor costs a page fault per 4 KiB
-            "GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776",
-        }
+        env = {**os.environ, **ENVIRONMENT}
         package = str(Path(__file__).resolve().parents[2])
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [package, env.get("PYTHONPATH")]))
         self._process = subprocess.Popen(

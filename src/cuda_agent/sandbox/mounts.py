@@ -14,6 +14,8 @@ from cuda_agent.sandbox.policy import Policy
 
 _SCRATCH = ("/tmp", "/var/tmp", "/dev/shm")
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+# Settings of the whole kernel in /proc, which root may write even without capabilities.
+_KERNEL_FILES = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs", "/proc/acpi", "/proc/scsi")
 _RUN = "/run"  # sockets of daemons: connecting to one needs no writable file system
 
 
@@ -100,7 +102,12 @@ def build_view(policy: Policy, cwd: Path | None) -> list[str]:
         linux.mount("proc", "/proc", "proc", plain | linux.MS_NOEXEC)
     except OSError as error:
         gaps.append(f"fresh /proc ({error.strerror}): other processes' names stay visible")
-    _make_read_only([*scratch, *(str(entry.path) for entry in kept if entry.writable)])
+        own_proc = []
+    else:
+        own_proc = ["/proc"]  # of its own processes; CUDA does not start where that is read-only
+        for path in filter(os.path.exists, _KERNEL_FILES):
+            linux.mount(path, path, None, linux.MS_BIND)
+    _make_read_only([*scratch, *own_proc, *(str(entry.path) for entry in kept if entry.writable)])
     return gaps
 
 
