@@ -121,7 +121,9 @@ def _export(model: Any, arguments: tuple[Any, ...]) -> Any:
         if "DataDependent" in name or "data-dependent" in str(error).lower() or "GuardOnDataDependent" in name:
             raise Unsupported("control flow that depends on data", int(line) if line else None) from error
         raise Unsupported(
-            "forward as one static graph", int(line) if line else None, f"torch.export raised {name}: {_first_line(error)}"
+            "forward as one static graph",
+            int(line) if line else None,
+            f"torch.export raised {name}: {_first_line(error)}",
         ) from error
 
 

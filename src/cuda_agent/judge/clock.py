@@ -5,22 +5,21 @@ arena, the runner runs, its outputs are copied back to private memory. A calibra
 time per iteration is the slope of (window − calibration) over n, so that every cost that does not grow with n cancels.
 
 Each window gives two times. The *whole* one leaves no room to cheat, but the copies' cost is in it and its noise too.
-The *inner* one, from the word to the answer, is precise, but a runner that reads ahead of the word or works on after
-its answer would shorten it. Honest code gives the same slope twice; so the inner one is reported only where the whole
-one agrees.
+The *inner* one, from the word until the runner says that it has computed, is precise, but one that reads ahead of the
+word or works on after its answer would shorten it. Honest code gives the same slope twice; so the inner one is reported
+only where the whole one agrees.
 """
 
 from __future__ import annotations
 
 import math
 import random
-import statistics
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy
 
 from cuda_agent.judge.verdict import Interval
-
-# Student's t, two-sided 95 %, by degrees of freedom
-_T = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26, 10: 2.23, 12: 2.18, 15: 2.13}
 
 
 @dataclass(frozen=True)
@@ -57,34 +56,47 @@ def draw_batch_sizes(slots: int, aim: int) -> tuple[int, int]:
 
 
 AGREEMENT = 0.02  # the inner time may be this much shorter than the whole one's interval allows
+_LEAST = 1e-9  # seconds; noise can make a slope of nothing negative
+_RESAMPLES = 200
 BLUR = 0.2  # a whole time with a wider interval than this confirms nothing
 
 
-def trusted(inner: list[float], whole: list[float]) -> Interval:
-    """The inner time if the whole one confirms it, else the whole one. Seconds per iteration, round by round."""
+class Round(NamedTuple):
+    """A short and a long batch: iterations and seconds."""
+
+    n1: int
+    t1: float
+    n2: int
+    t2: float
+
+
+def trusted(inner: list[Round], whole: list[Round]) -> Interval:
+    """The inner time if the whole one confirms it, else the whole one."""
     precise, safe = interval(inner), interval(whole)
     sharp = (safe.high - safe.low) / 2 <= BLUR * max(safe.ms, precise.ms)
     return precise if sharp and precise.ms * (1 + AGREEMENT) >= safe.low else safe
 
 
-def slope(n1: int, t1: float, n2: int, t2: float) -> float:
-    return (t2 - t1) / (n2 - n1)
+def interval(rounds: list[Round]) -> Interval:
+    """Median of the slopes between every short and every long batch (Theil–Sen), with a 95 % bootstrap interval."""
+    data = numpy.array(rounds)
+    center = float(_slope(data[None])[0])
+    if len(rounds) < 3:
+        return Interval(ms=max(center, _LEAST) * 1e3, low=0.0, high=math.inf)
+    picks = numpy.random.default_rng(0).integers(len(rounds), size=(_RESAMPLES, len(rounds)))
+    low, high = numpy.quantile(_slope(data[picks]), (0.025, 0.975))
+    return Interval(ms=max(center, _LEAST) * 1e3, low=max(float(low), 0.0) * 1e3, high=max(float(high), _LEAST) * 1e3)
 
 
-def interval(seconds: list[float]) -> Interval:
-    """Median of the rounds' slopes with a 95 % confidence interval from their median absolute deviation."""
-    center = statistics.median(seconds)
-    n = len(seconds)
-    if n < 2:
-        return Interval(ms=center * 1e3, low=0.0, high=math.inf)
-    spread = 1.4826 * statistics.median(abs(s - center) for s in seconds)
-    degrees = max(d for d in _T if d <= max(1, n - 1))
-    half = _T[degrees] * 1.2533 * spread / math.sqrt(n)
-    return Interval(ms=center * 1e3, low=max(0.0, center - half) * 1e3, high=(center + half) * 1e3)
+def _slope(rounds: numpy.ndarray) -> numpy.ndarray:
+    """Slopes of samples × rounds × 4."""
+    n1, t1, n2, t2 = (rounds[..., i] for i in range(4))
+    slopes = (t2[:, None, :] - t1[:, :, None]) / (n2[:, None, :] - n1[:, :, None])
+    return numpy.median(slopes.reshape(len(rounds), -1), axis=1)
 
 
-def narrow_enough(seconds: list[float], effort: Effort) -> bool:
-    if len(seconds) < effort.min_rounds:
+def narrow_enough(rounds: list[Round], effort: Effort) -> bool:
+    if len(rounds) < effort.min_rounds:
         return False
-    found = interval(seconds)
-    return found.ms > 0 and (found.high - found.low) / 2 <= effort.target * found.ms
+    found = interval(rounds)
+    return (found.high - found.low) / 2 <= effort.target * found.ms

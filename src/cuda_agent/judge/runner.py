@@ -227,7 +227,10 @@ class Runner:
         self._backend.synchronize()
 
     def do_run(self, stage: str, variant: str, order: list[int], strict: bool = False) -> None:
-        """Run the model once on each slot, in order; all outputs stay alive until the last is computed."""
+        """Run the model once on each slot, in order; all outputs stay alive until the last is computed.
+
+        Says when it has computed, before it copies the outputs to their slots.
+        """
         model = self._models[variant]
         slots = self._stages[stage].slots
         allowed = False if strict else (True if variant == "compile_tf32" else None)
@@ -235,6 +238,8 @@ class Runner:
         with torch.no_grad(), reference.tf32(allowed):
             for slot in order:
                 results.append(model(*slots[slot][0]))
+        self._backend.synchronize()
+        self._channel.send({"computed": len(order)})
         for slot, value in zip(order, results, strict=True):
             self._deliver(value, slots[slot][1])
         self._backend.synchronize()

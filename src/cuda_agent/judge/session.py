@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from cuda_agent.backends import Backend
-from cuda_agent.judge.clock import MAX_SLOTS, Effort, draw_batch_sizes, narrow_enough, slope, trusted
+from cuda_agent.judge.clock import MAX_SLOTS, Effort, Round, draw_batch_sizes, narrow_enough, trusted
 from cuda_agent.judge.compare import NOTHING, Agreement, Allowance, compare
 from cuda_agent.judge.stage import Layout, Peer, RunnerFailed, Stage, Window
 from cuda_agent.judge.values import Region, UnsupportedValue, dtype_of
@@ -129,7 +129,10 @@ class TaskSession:
         return best
 
     def _run(self, variant: str, slot: int = 0, strict: bool = False) -> None:
-        self._ask("run", stage="reference", variant=variant, order=[slot], strict=strict)
+        try:
+            self.peer.run(stage="reference", variant=variant, order=[slot], strict=strict)
+        except RunnerFailed as error:
+            raise Unusable(f"{error.where or self._file}: {error.message}") from error
 
     def _restore(self, slot: int) -> None:
         """Undo what an in-place model did to its inputs."""
@@ -266,11 +269,11 @@ class TaskSession:
         self.fill(everything)
         stage.show(everything)
         self._backend.synchronize()
-        peer.ask("run", stage="timing", variant=variant, order=everything)  # the allocator and caches settle
+        peer.run(stage="timing", variant=variant, order=everything)  # the allocator and caches settle
         pilot = self._pilot(stage, peer, variant)
         aim = max(4, round(effort.window_s / max(pilot, 1e-7)))
-        inner: list[float] = []
-        whole: list[float] = []
+        inner: list[Round] = []
+        whole: list[Round] = []
         checked = NOTHING
         begun = time.perf_counter()
         fresh = True
@@ -289,12 +292,12 @@ class TaskSession:
                 with self._backend.timer_lease():
                     alone = stage.calibrate(batch)
                     window = stage.window(peer, variant, batch)
-                measured[len(batch)] = Window(window.whole - alone.whole, window.inner - alone.inner)
+                measured[len(batch)] = Window(window.whole - alone, window.inner)
                 checked = checked.merged(self._verify(stage, variant, batch, settings))
                 fresh = False
             short_time, long_time = measured[n1], measured[n2]
-            inner.append(max(1e-8, slope(n1, short_time.inner, n2, long_time.inner)))
-            whole.append(max(1e-8, slope(n1, short_time.whole, n2, long_time.whole)))
+            inner.append(Round(n1, short_time.inner, n2, long_time.inner))
+            whole.append(Round(n1, short_time.whole, n2, long_time.whole))
             if narrow_enough(inner, effort) or (
                 time.perf_counter() - begun > effort.budget_s and len(inner) >= effort.min_rounds
             ):
@@ -307,7 +310,7 @@ class TaskSession:
         runs = []
         for order in (one, all_):
             start = time.perf_counter()
-            peer.ask("run", stage="timing", variant=variant, order=order)
+            peer.run(stage="timing", variant=variant, order=order)
             runs.append(time.perf_counter() - start)
         return max(1e-7, (runs[1] - runs[0]) / (len(all_) - 1))
 

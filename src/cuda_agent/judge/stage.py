@@ -48,6 +48,27 @@ class Peer:
         except ProtocolError as error:
             raise RunnerFailed("protocol", str(error)) from error
 
+    def run(self, **arguments: Any) -> float:
+        """Have a batch run. Returns when, by our clock, the runner said that it had computed (`perf_counter`)."""
+        try:
+            self.channel.send({"do": "run", **arguments})
+            first = self._receive()
+            computed = time.perf_counter()
+            self.answer(self._receive() if "computed" in first else first)
+        except ChannelTimeout as error:
+            raise RunnerFailed("timed_out", f"no answer within {self.timeout:g} s") from error
+        except ChannelClosed as error:
+            raise RunnerFailed("crashed", "the process ended") from error
+        except ProtocolError as error:
+            raise RunnerFailed("protocol", str(error)) from error
+        return computed
+
+    def _receive(self) -> Message:
+        message, fds = self.channel.recv(self.timeout)
+        for fd in fds:
+            os.close(fd)
+        return message
+
     @staticmethod
     def answer(message: Message) -> Any:
         if "ok" in message:
@@ -82,7 +103,8 @@ class Layout:
 
 
 class Window(NamedTuple):
-    """Seconds. whole: all that the runner could possibly have worked in. inner: from the word to its answer."""
+    """Seconds. whole: all that the runner could possibly have worked in, copies included. inner: from the word until it
+    says that it has computed."""
 
     whole: float
     inner: float
@@ -161,28 +183,25 @@ class Stage:
         self.show(order)
         self._backend.synchronize()
         shown = time.perf_counter()
-        peer.ask("run", stage=self.name, variant=variant, order=list(order))
-        done = time.perf_counter()
+        done = peer.run(stage=self.name, variant=variant, order=list(order))
         self.take(back)
         self._backend.synchronize()
         return Window(time.perf_counter() - start, done - shown)
 
-    def calibrate(self, order: Sequence[int]) -> Window:
-        """The copies of such a batch alone: ours in and out (whole), and the runner's to its slots (inner)."""
+    def calibrate(self, order: Sequence[int]) -> float:
+        """Seconds of the copies of such a batch alone: ours in and out, and the runner's to its slots."""
         back = random.SystemRandom().sample(order, len(order))
         self._backend.synchronize()
         start = time.perf_counter()
         self.show(order)
         self._backend.synchronize()
-        shown = time.perf_counter()
         for slot in order:
             for shared, private in zip(self.outputs[slot], self.private_outputs[slot], strict=True):
                 shared.copy_(private)
         self._backend.synchronize()
-        done = time.perf_counter()
         self.take(back)
         self._backend.synchronize()
-        return Window(time.perf_counter() - start, done - shown)
+        return time.perf_counter() - start
 
     def close(self) -> None:
         self.inputs, self.outputs, self._out_bytes = [], [], []

@@ -1,0 +1,194 @@
+"""Schedule spaces: which macros a kernel's source has, the values worth trying, and a good guess by shape.
+
+The guess follows what a Hopper GPU rewards (NVIDIA, Hopper tuning guide): 16-byte accesses, tens of kilobytes in
+flight on each multiprocessor, and rows that are swept several times held on the chip. In `rows` layouts a row goes to
+a few threads, a block, or a team of blocks, by how many bytes of it must be held.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cuda_agent.expert.cuda.layout import Layout
+from cuda_agent.expert.cuda.op_struct import Names
+from cuda_agent.expert.cuda.source import COUNTER_BYTES
+from cuda_agent.expert.cuda.states import state_bytes
+from cuda_agent.expert.emitter import Space
+from cuda_agent.expert.ir import ITEMSIZE
+
+BLOCK, CLUSTER, GRID, SPLIT = 0, 1, 2, 3  # MODE, see rows.cuh
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """processors: multiprocessors. shared_bytes: most shared memory of one block. Defaults: H100 and H200 (SXM)."""
+
+    processors: int = 132
+    shared_bytes: int = 227 * 1024
+
+
+def power_of_two(least: int) -> int:
+    """The smallest power of two that is not below `least`."""
+    return 1 << max(0, (max(1, least) - 1).bit_length())
+
+
+def clamp(low: int, value: int, high: int) -> int:
+    return max(low, min(value, high))
+
+
+def space_of(names: Names, layout: Layout, facts: DeviceFacts) -> Space:
+    build = _columns if layout.kind == "columns" else _rows if layout.reduces else _pointwise
+    default, choices = build(names, layout, facts)
+    if layout.reduces:
+        default["SHARED_LIMIT"] = facts.shared_bytes
+    return Space(default, {k: tuple(dict.fromkeys(v)) for k, v in choices.items() if len(set(v)) > 1})
+
+
+def _vector(names: Names, layout: Layout) -> int:
+    """16 bytes of the narrowest bulk access, but at most 8 lanes and 32 bytes of any."""
+    largest = max((ITEMSIZE[names.plan.buffer(b).dtype] for b, _ in names.kernel.accesses()), default=4)
+    allowed = [v for v in layout.vectors if v <= 8 and v * min(largest, 8) <= 32] or [layout.vectors[0]]
+    return max(allowed)
+
+
+def _pointwise(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
+    vec = _vector(names, layout)
+    loads = max(1, sum(1 for p in names.kernel.passes for let in p.body if _is_bulk(names, layout, let.name)))
+    default = {"VEC": vec, "THREADS": 256, "UNROLL": 4 if loads == 1 and vec <= 4 else 2, "BLOCKS_PER_SM": 4, "PERSISTENT": 0,
+               "LOAD_CACHE": 1, "STORE_CACHE": 1}  # fmt: skip
+    return default, {"VEC": tuple(v for v in layout.vectors if v >= vec // 2), "UNROLL": (1, 2, 4, 8),
+                     "THREADS": (128, 256, 512), "PERSISTENT": (0, 1, 4), "STORE_CACHE": (0, 1),
+                     "LOAD_CACHE": (0, 1, 2)}  # fmt: skip
+
+
+def _is_bulk(names: Names, layout: Layout, name: str) -> bool:
+    from cuda_agent.expert.ir import Load
+
+    for let in names.kernel.lets():
+        if let.name == name and isinstance(let.value, Load):
+            strides = let.value.index.strides
+            return all(t or s == 1 for s, t in zip(layout.sizes, strides, strict=False)) and bool(strides)
+    return False
+
+
+def held_bytes(names: Names) -> int:
+    """Of one lane."""
+    return sum(ITEMSIZE[let.dtype] for let in names.held)
+
+
+def _rows(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
+    kernel, vec = names.kernel, _vector(names, layout)
+    items, rows = max(1, -(-kernel.row_size // vec)) + (layout.kind == "shifted"), kernel.rows
+    held = held_bytes(names) * vec
+    default = {"VEC": vec, "THREADS": 256, "ROWS_PER_BLOCK": 1, "TEAM": 1, "MODE": BLOCK, "REG_ITEMS": 0,
+               "SHARED_ITEMS": 0, "UNROLL": 4, "BLOCKS_PER_SM": 2, "PERSISTENT": 0, "LOAD_CACHE": 1,
+               "STORE_CACHE": 1}  # fmt: skip
+    choices: dict[str, tuple[int, ...]] = {"UNROLL": (1, 2, 4, 8), "LOAD_CACHE": (0, 1, 2), "STORE_CACHE": (0, 1)}
+    registers = max(1, 128 // held) if held else 8  # items that fit in 32 registers
+    many = rows >= 4 * facts.processors
+    if items <= 256 and rows >= facts.processors:
+        per_row = clamp(1, power_of_two(-(-items // 4)), 32)
+        default |= {"ROWS_PER_BLOCK": 256 // per_row, "REG_ITEMS": min(registers, -(-items // per_row)) if held else 0,
+                    "UNROLL": 2, "BLOCKS_PER_SM": 2}  # fmt: skip
+        choices |= {"ROWS_PER_BLOCK": tuple(256 // p for p in (per_row // 2, per_row, per_row * 2, 128) if 1 <= p),
+                    "BLOCKS_PER_SM": (2, 4, 6)}  # fmt: skip
+    elif items <= 1024 * registers and (many or items <= 2048):
+        threads = clamp(128, power_of_two(-(-items // 4)), 1024)
+        if held:
+            while threads * registers < items and threads < 1024:
+                threads *= 2
+        default |= {"THREADS": threads, "REG_ITEMS": min(registers, -(-items // threads)) if held else 0,
+                    "BLOCKS_PER_SM": max(1, 1024 // threads), "LOAD_CACHE": 1}  # fmt: skip
+        choices |= {"THREADS": (128, 256, 512, 1024), "BLOCKS_PER_SM": (1, 2, 4),
+                    "REG_ITEMS": (0, 2, 4, 8, 16)}  # fmt: skip
+    elif held:
+        _hold_long_rows(default, choices, items, held, rows, facts)
+    else:
+        team = clamp(1, facts.processors * 8 // max(1, rows), max(1, items // (256 * 8)))
+        default |= {"TEAM": team, "MODE": SPLIT if team > 1 else BLOCK, "BLOCKS_PER_SM": 4}
+        choices |= {"TEAM": (1, max(1, team // 2), team, team * 2), "THREADS": (128, 256, 512),
+                    "BLOCKS_PER_SM": (2, 4, 8)}  # fmt: skip
+    return default, choices
+
+
+def _hold_long_rows(default: dict[str, int], choices: dict[str, tuple[int, ...]], items: int, held: int, rows: int,
+                    facts: DeviceFacts) -> None:  # fmt: skip
+    """Rows that exceed the registers of a block: shared memory, then teams of blocks, two blocks of 512 threads on
+    each multiprocessor so that one loads while the other stores."""
+    threads, room = 512, facts.shared_bytes // 2 - 8192
+    row_bytes = items * held
+    slots = room // (threads * held)  # items of a thread in shared memory
+    registers = max(1, 128 // held)
+    team = -(-row_bytes // (slots * threads * held))
+    default |= {"THREADS": threads, "BLOCKS_PER_SM": 2, "PERSISTENT": 1, "UNROLL": 2}
+    choices |= {"THREADS": (256, 512, 1024), "UNROLL": (2, 4, 8), "PERSISTENT": (0, 1)}
+    if 1 < team <= facts.processors and rows * 2 >= facts.processors // team:
+        whole = clamp(2, power_of_two(team), 128) if team <= 16 else clamp(2, team, facts.processors)
+        if team > 16:
+            whole = facts.processors if team > facts.processors // 2 else facts.processors // (facts.processors // team)
+        mode = CLUSTER if whole <= 16 else GRID
+        default |= {"TEAM": whole, "MODE": mode}
+        choices |= {"TEAM": tuple(t for t in (whole // 2, whole, whole * 2) if 1 < t <= facts.processors),
+                    "MODE": (CLUSTER, GRID, SPLIT) if whole <= 16 else (GRID, SPLIT)}  # fmt: skip
+    elif team > 1:
+        default |= {"MODE": SPLIT,
+                    "SHARED_ITEMS": 0, "BLOCKS_PER_SM": 4, "THREADS": 256}  # fmt: skip
+        default["TEAM"] = clamp(2, facts.processors * 8 // rows, 2048)
+        choices |= {"BLOCKS_PER_SM": (2, 4, 8), "TEAM": tuple(default["TEAM"] * f for f in (1, 2, 4))}
+        return
+    steps = -(-items // (default["TEAM"] * threads))
+    default["SHARED_ITEMS"] = min(slots, steps)
+    default["REG_ITEMS"] = min(registers, max(0, steps - slots))
+    choices |= {"SHARED_ITEMS": (0, default["SHARED_ITEMS"] // 2, default["SHARED_ITEMS"], slots),
+                "REG_ITEMS": (0, default["REG_ITEMS"], registers // 2, registers)}  # fmt: skip
+
+
+def _columns(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
+    kernel, vec = names.kernel, _vector(names, layout)
+    groups, items = kernel.rows // vec, kernel.row_size
+    columns = clamp(1, power_of_two(layout.sizes[layout.axis] // vec), 128 // min(vec, 4))
+    threads = clamp(max(32, columns), columns * power_of_two(min(items, 8)), 512)
+    held = held_bytes(names) * vec
+    blocks = -(-groups // columns)
+    team = clamp(1, facts.processors * 8 // max(1, blocks), max(1, items // (threads // columns * 8)))
+    if held:
+        while threads < 512 and items * held > threads // columns * 128:
+            threads *= 2
+    steps = -(-items // (threads // columns))
+    default = {"VEC": vec, "THREADS": threads, "COLUMNS": columns, "TEAM": team, "MODE": SPLIT if team > 1 else BLOCK,
+               "REG_ITEMS": 0, "SHARED_ITEMS": 0, "UNROLL": 4 if vec * 4 > 4 else 8, "BLOCKS_PER_SM": 2,
+               "PERSISTENT": 0, "LOAD_CACHE": 0, "STORE_CACHE": 1}  # fmt: skip
+    choices: dict[str, tuple[int, ...]] = {
+        "VEC": tuple(v for v in layout.vectors if v <= vec), "THREADS": (128, 256, 512, 1024), "UNROLL": (2, 4, 8, 16),
+        "COLUMNS": tuple(c for c in (columns // 2, columns, columns * 2, columns * 4) if 1 <= c <= 256),
+        "BLOCKS_PER_SM": (1, 2, 4), "LOAD_CACHE": (0, 1, 2),
+    }  # fmt: skip
+    if team > 1:
+        choices["TEAM"] = (1, max(1, team // 2), team, team * 2)
+    if held:
+        default["REG_ITEMS"] = min(steps, max(1, 256 // held))
+        slots = (facts.shared_bytes // 2 - 8192 - threads * vec * 16) // (threads * held)
+        default["SHARED_ITEMS"] = clamp(0, steps - default["REG_ITEMS"], max(0, slots))
+        choices["REG_ITEMS"] = (0, 4, 8, 16)
+        if default["SHARED_ITEMS"]:
+            choices["SHARED_ITEMS"] = (0, default["SHARED_ITEMS"])
+    return default, choices
+
+
+def workspace_bytes(names: Names, layout: Layout, space: Space, facts: DeviceFacts) -> int:
+    """Enough for every schedule of the space; 0 if no schedule has a team."""
+    teams = space.choices.get("TEAM", (space.default.get("TEAM", 1),))
+    modes = space.choices.get("MODE", (space.default.get("MODE", BLOCK),))
+    if not layout.reduces or max(teams) == 1:
+        return 0
+    kernel, state = names.kernel, state_bytes(names.kernel, names.dtypes)
+    total = 0
+    if SPLIT in modes:
+        passes = sum(1 for p in kernel.passes if p.reductions) + 1
+        total = max(teams) * kernel.rows * state * passes
+    if GRID in modes:
+        widest = 1
+        if layout.kind == "columns":
+            widest = max(space.choices.get("COLUMNS", (space.default["COLUMNS"],))) * max(layout.vectors)
+        total = max(total, COUNTER_BYTES + 2 * facts.processors * 32 * widest * state)
+    return total
