@@ -15,7 +15,8 @@ from cuda_agent.errors import SetupError, TaskError
 from cuda_agent.judge.blame import Failure
 from cuda_agent.judge.builder import Built
 from cuda_agent.judge.job import Settings
-from cuda_agent.judge.wire import Channel, ChannelClosed, ChannelTimeout, Message
+from cuda_agent.judge.stage import Peer, RunnerFailed
+from cuda_agent.judge.wire import Channel, ChannelClosed, ChannelTimeout, Message, ProtocolError
 from cuda_agent.judge.zygote import Worker, Zygote
 from cuda_agent.sandbox import Exit, Policy
 from cuda_agent.task import Task
@@ -45,6 +46,7 @@ class Lane:
         self._channel: Channel | None = None
         self._tasks: OrderedDict[str, tuple[Worker, Message]] = OrderedDict()
         self._candidate: Worker | None = None
+        self._spare: Worker | None = None
 
     def warm(self, task: Task) -> bool:
         return task.key in self._tasks
@@ -86,10 +88,7 @@ class Lane:
         self, task: Task, candidate: Candidate, built: Sequence[Built], settings: Settings, build: BuildRequest
     ) -> Message:
         """What the referee found. Raises CandidateFailed, TaskError, RefereeLost."""
-        policy = self._policy
-        if settings.memory_bytes is not None:
-            policy = replace(policy, memory_bytes=settings.memory_bytes)
-        worker = self._candidate = self._zygote.spawn("runner", policy)
+        worker = self._candidate = self._runner(settings)
         objects = [os.open(b.path, os.O_RDONLY | os.O_CLOEXEC) for b in built if b.path is not None]
         request = {
             "do": "judge",
@@ -118,6 +117,26 @@ class Lane:
             self._candidate = None
             worker.close()
 
+    def _runner(self, settings: Settings) -> Worker:
+        """A runner for a candidate; the next one gets its device ready meanwhile."""
+        if settings.memory_bytes is not None:
+            return self._zygote.spawn("runner", replace(self._policy, memory_bytes=settings.memory_bytes))
+        worker = self._take_spare() or self._zygote.spawn("runner", self._policy)
+        self._spare = self._zygote.spawn("runner", self._policy)
+        Channel(self._spare.channel).send({"do": "ping"})
+        return worker
+
+    def _take_spare(self) -> Worker | None:
+        spare, self._spare = self._spare, None
+        if spare is None:
+            return None
+        try:
+            Peer.answer(Channel(spare.channel).call_answer(timeout=60))
+        except (ChannelClosed, ChannelTimeout, ProtocolError, RunnerFailed):
+            spare.close()
+            return None
+        return spare
+
     def interrupt(self) -> None:
         """From another thread: end the candidate that is being judged."""
         worker = self._candidate
@@ -125,6 +144,9 @@ class Lane:
             worker.child.kill()
 
     def close(self) -> None:
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
         for key in list(self._tasks):
             self._tasks.pop(key)[0].close()
         if self._referee is not None:

@@ -96,6 +96,10 @@ class Channel:
     def call(self, message: Message, fds: Sequence[int] = (), timeout: float | None = None) -> Message:
         """Send and wait for the answer; descriptors in the answer are not expected and are closed."""
         self.send(message, fds)
+        return self.call_answer(timeout)
+
+    def call_answer(self, timeout: float | None = None) -> Message:
+        """The second half of `call`, for a message that was sent before."""
         answer, received = self.recv(timeout)
         for fd in received:
             os.close(fd)
