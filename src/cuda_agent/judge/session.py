@@ -251,9 +251,8 @@ class TaskSession:
         for shared, private in zip(stage.inputs[0], views, strict=True):
             shared.copy_(private)
         self._backend.synchronize()
-        self.peer.ask(
-            "run", stage="reference", variant="oracle", order=[0]
-        )  # rounded to the output's dtype as it is stored
+        # Rounded to the output's dtype as it is stored.
+        self.peer.run(stage="reference", variant="oracle", order=[0])
         return stage.outputs[0]
 
     # The clock
