@@ -7,6 +7,7 @@ a few threads, a block, or a team of blocks, by how many bytes of it must be hel
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from cuda_agent.expert.cuda.layout import Layout
@@ -14,7 +15,7 @@ from cuda_agent.expert.cuda.op_struct import Names
 from cuda_agent.expert.cuda.source import COUNTER_BYTES
 from cuda_agent.expert.cuda.states import state_bytes
 from cuda_agent.expert.emitter import Space
-from cuda_agent.expert.ir import ITEMSIZE
+from cuda_agent.expert.ir import ITEMSIZE, Load
 
 BLOCK, CLUSTER, GRID, SPLIT = 0, 1, 2, 3  # MODE, see rows.cuh
 
@@ -39,9 +40,36 @@ def clamp(low: int, value: int, high: int) -> int:
 def space_of(names: Names, layout: Layout, facts: DeviceFacts) -> Space:
     build = _columns if layout.kind == "columns" else _rows if layout.reduces else _pointwise
     default, choices = build(names, layout, facts)
+    _fit_registers(default, names, layout)
     if layout.reduces:
         default["SHARED_LIMIT"] = facts.shared_bytes
     return Space(default, {k: tuple(dict.fromkeys(v)) for k, v in choices.items() if len(set(v)) > 1})
+
+
+def registers(schedule: Mapping[str, int], names: Names, layout: Layout) -> int:
+    """Estimate for one thread, from what is loaded ahead, held and accumulated; on the high side."""
+    held, vec = {let.name for let in names.held} if layout.reduces else set(), schedule["VEC"]
+    kept = schedule.get("REG_ITEMS", 0) * vec * held_bytes(names) // 4 if held else 0
+    base = 28 + (8 if layout.index_type == "int64_t" else 0) + (6 if layout.masked else 0)
+    most = 0
+    for number, p in enumerate(names.kernel.passes):
+        lanes = 0
+        for let in p.body:
+            value = let.value
+            if isinstance(value, Load) and not (number and let.name in held):
+                lanes += max(4, ITEMSIZE[let.dtype] * (vec if layout.lane_stride(value.index) else 1)) // 4
+        states = sum(3 if r.kind.startswith("arg") else ITEMSIZE[r.dtype] // 4 or 1 for r in p.reductions) * vec
+        most = max(most, schedule["UNROLL"] * lanes + states)
+    return base + kept + most + len(names.kernel.reductions) * (vec if layout.kind == "columns" else 1)
+
+
+def _fit_registers(schedule: dict[str, int], names: Names, layout: Layout) -> None:
+    """Fewer blocks on a multiprocessor, or fewer loads ahead, where the register file would not hold them."""
+    while schedule["UNROLL"] > 1 and registers(schedule, names, layout) > min(96, 65536 // schedule["THREADS"]):
+        schedule["UNROLL"] //= 2
+    wanted = -(-registers(schedule, names, layout) // 8) * 8
+    fitting = 65536 // (schedule["THREADS"] * wanted)
+    schedule["BLOCKS_PER_SM"] = clamp(1, schedule["BLOCKS_PER_SM"], max(1, fitting))
 
 
 def _vector(names: Names, layout: Layout) -> int:
@@ -62,8 +90,6 @@ def _pointwise(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[s
 
 
 def _is_bulk(names: Names, layout: Layout, name: str) -> bool:
-    from cuda_agent.expert.ir import Load
-
     for let in names.kernel.lets():
         if let.name == name and isinstance(let.value, Load):
             strides = let.value.index.strides
@@ -81,7 +107,7 @@ def _rows(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str, i
     items, rows = max(1, -(-kernel.row_size // vec)) + (layout.kind == "shifted"), kernel.rows
     held = held_bytes(names) * vec
     default = {"VEC": vec, "THREADS": 256, "ROWS_PER_BLOCK": 1, "TEAM": 1, "MODE": BLOCK, "REG_ITEMS": 0,
-               "SHARED_ITEMS": 0, "UNROLL": 4, "BLOCKS_PER_SM": 2, "PERSISTENT": 0, "LOAD_CACHE": 1,
+               "SHARED_ITEMS": 0, "UNROLL": 4, "BLOCKS_PER_SM": 2, "PERSISTENT": 0, "PREFETCH": 0, "LOAD_CACHE": 1,
                "STORE_CACHE": 1}  # fmt: skip
     choices: dict[str, tuple[int, ...]] = {"UNROLL": (1, 2, 4, 8), "LOAD_CACHE": (0, 1, 2), "STORE_CACHE": (0, 1)}
     registers = max(1, 128 // held) if held else 8  # items that fit in 32 registers
@@ -113,34 +139,34 @@ def _rows(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str, i
 
 def _hold_long_rows(default: dict[str, int], choices: dict[str, tuple[int, ...]], items: int, held: int, rows: int,
                     facts: DeviceFacts) -> None:  # fmt: skip
-    """Rows that exceed the registers of a block: shared memory, then teams of blocks, two blocks of 512 threads on
-    each multiprocessor so that one loads while the other stores."""
-    threads, room = 512, facts.shared_bytes // 2 - 8192
-    row_bytes = items * held
-    slots = room // (threads * held)  # items of a thread in shared memory
-    registers = max(1, 128 // held)
-    team = -(-row_bytes // (slots * threads * held))
-    default |= {"THREADS": threads, "BLOCKS_PER_SM": 2, "PERSISTENT": 1, "UNROLL": 2}
-    choices |= {"THREADS": (256, 512, 1024), "UNROLL": (2, 4, 8), "PERSISTENT": (0, 1)}
-    if 1 < team <= facts.processors and rows * 2 >= facts.processors // team:
-        whole = clamp(2, power_of_two(team), 128) if team <= 16 else clamp(2, team, facts.processors)
-        if team > 16:
-            whole = facts.processors if team > facts.processors // 2 else facts.processors // (facts.processors // team)
-        mode = CLUSTER if whole <= 16 else GRID
-        default |= {"TEAM": whole, "MODE": mode}
-        choices |= {"TEAM": tuple(t for t in (whole // 2, whole, whole * 2) if 1 < t <= facts.processors),
-                    "MODE": (CLUSTER, GRID, SPLIT) if whole <= 16 else (GRID, SPLIT)}  # fmt: skip
-    elif team > 1:
-        default |= {"MODE": SPLIT,
-                    "SHARED_ITEMS": 0, "BLOCKS_PER_SM": 4, "THREADS": 256}  # fmt: skip
-        default["TEAM"] = clamp(2, facts.processors * 8 // rows, 2048)
-        choices |= {"BLOCKS_PER_SM": (2, 4, 8), "TEAM": tuple(default["TEAM"] * f for f in (1, 2, 4))}
+    """Rows that exceed the registers of a block: shared memory, of teams of blocks where one has not enough. Two or
+    three blocks share a multiprocessor, so that one loads while another stores or waits for its team."""
+    threads = 512
+    slots = {n: (facts.shared_bytes // n - 2048) // (threads * held) for n in (1, 2, 3)}  # items of a thread
+    teams = {n: -(-items // (slots[n] * threads)) for n in slots}
+    default |= {"THREADS": threads, "PERSISTENT": 1, "PREFETCH": 1, "UNROLL": 4}
+    choices |= {"THREADS": (256, 512, 1024), "UNROLL": (1, 2, 4, 8), "PERSISTENT": (0, 1), "PREFETCH": (0, 1)}
+    share = next((n for n in (3, 2, 1) if teams[n] <= 16), 0)
+    if share:  # one block, or a cluster
+        team = teams[share] if teams[share] <= 2 else power_of_two(teams[share])
+        larger = tuple(t for t in (team // 2, team, team * 2, *teams.values()) if 1 <= t <= 16)
+        default |= {"TEAM": team, "MODE": CLUSTER if team > 1 else BLOCK, "BLOCKS_PER_SM": share}
+        choices |= {"TEAM": tuple(sorted(set(larger))), "BLOCKS_PER_SM": (1, 2, 3),
+                    "MODE": (CLUSTER, GRID, SPLIT) if team > 1 else (BLOCK,)}  # fmt: skip
+    elif teams[2] <= facts.processors and rows * 2 >= facts.processors // teams[2]:
+        whole = facts.processors // (facts.processors // teams[2])
+        default |= {"TEAM": whole, "MODE": GRID, "BLOCKS_PER_SM": 2}
+        choices |= {"TEAM": (whole // 2, whole), "MODE": (GRID, SPLIT), "BLOCKS_PER_SM": (1, 2)}
+        share = 2
+    else:  # one sweep of the whole tensor after another
+        whole = clamp(2, facts.processors * 8 // rows, 2048)
+        default |= {"MODE": SPLIT, "THREADS": 256, "BLOCKS_PER_SM": 4, "TEAM": whole, "PERSISTENT": 0, "PREFETCH": 0}
+        choices |= {"BLOCKS_PER_SM": (2, 4, 8), "TEAM": tuple(whole * f for f in (1, 2, 4))}
         return
     steps = -(-items // (default["TEAM"] * threads))
-    default["SHARED_ITEMS"] = min(slots, steps)
-    default["REG_ITEMS"] = min(registers, max(0, steps - slots))
-    choices |= {"SHARED_ITEMS": (0, default["SHARED_ITEMS"] // 2, default["SHARED_ITEMS"], slots),
-                "REG_ITEMS": (0, default["REG_ITEMS"], registers // 2, registers)}  # fmt: skip
+    default["SHARED_ITEMS"] = min(slots[share], steps)
+    choices["SHARED_ITEMS"] = tuple(sorted({0, default["SHARED_ITEMS"], min(slots[2], steps), slots[1]}))
+    choices["REG_ITEMS"] = (0, 2, 4)
 
 
 def _columns(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
@@ -157,7 +183,7 @@ def _columns(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str
     steps = -(-items // (threads // columns))
     default = {"VEC": vec, "THREADS": threads, "COLUMNS": columns, "TEAM": team, "MODE": SPLIT if team > 1 else BLOCK,
                "REG_ITEMS": 0, "SHARED_ITEMS": 0, "UNROLL": 4 if vec * 4 > 4 else 8, "BLOCKS_PER_SM": 2,
-               "PERSISTENT": 0, "LOAD_CACHE": 0, "STORE_CACHE": 1}  # fmt: skip
+               "PERSISTENT": 0, "PREFETCH": 0, "LOAD_CACHE": 0, "STORE_CACHE": 1}  # fmt: skip
     choices: dict[str, tuple[int, ...]] = {
         "VEC": tuple(v for v in layout.vectors if v <= vec), "THREADS": (128, 256, 512, 1024), "UNROLL": (2, 4, 8, 16),
         "COLUMNS": tuple(c for c in (columns // 2, columns, columns * 2, columns * 4) if 1 <= c <= 256),
@@ -166,7 +192,7 @@ def _columns(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str
     if team > 1:
         choices["TEAM"] = (1, max(1, team // 2), team, team * 2)
     if held:
-        default["REG_ITEMS"] = min(steps, max(1, 256 // held))
+        default["REG_ITEMS"] = min(steps, max(1, 128 // held))
         slots = (facts.shared_bytes // 2 - 8192 - threads * vec * 16) // (threads * held)
         default["SHARED_ITEMS"] = clamp(0, steps - default["REG_ITEMS"], max(0, slots))
         choices["REG_ITEMS"] = (0, 4, 8, 16)

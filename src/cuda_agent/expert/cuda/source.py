@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from cuda_agent.expert.cuda.expressions import C_TYPES, c_name
 from cuda_agent.expert.cuda.layout import Layout
 from cuda_agent.expert.cuda.op_struct import Names, OpPrinter, closure
-from cuda_agent.expert.cuda.states import state_bytes, state_struct
-from cuda_agent.expert.ir import Buffer, Kernel, Let, Pass, Plan
+from cuda_agent.expert.cuda.states import state_struct
+from cuda_agent.expert.ir import ITEMSIZE, Buffer, Kernel, Let, Load, Pass, Plan
 
 COUNTER_BYTES = 16384  # room for the barriers of 4096 teams
 
@@ -76,7 +76,7 @@ def _op(names: Names, printer: OpPrinter, layout: Layout) -> list[str]:
     for number, p in enumerate(kernel.passes):
         lines += ["", *_indent(_pass(names, printer, layout, number, p, held), 2)]
     if layout.reduces:
-        lines += ["", *_indent(_finish(names, printer, layout), 2)]
+        lines += ["", *_indent(_finish(names, printer, layout), 2), "", *_indent(_prefetch(printer, layout, kernel), 2)]
     return [*lines, "};"]
 
 
@@ -162,13 +162,17 @@ def _constants(names: Names, layout: Layout) -> list[str]:
         items = f"{size}LL" if columns else f"{size}LL / VEC"
     groups = ("COLUMNS < THREADS ? COLUMNS : THREADS" if columns
               else "kTeam == 1 && THREADS / ROWS_PER_BLOCK <= 32 ? ROWS_PER_BLOCK : 1")  # fmt: skip
-    state = state_bytes(kernel, names.dtypes)
+    states = [f"int(sizeof(State{n}))" for n, p in enumerate(kernel.passes) if p.reductions] or ["0"]
+    widest = states[0]
+    for other in states[1:]:
+        widest = f"larger({widest}, {other})"
     combine = "kGroups == THREADS ? 0 : THREADS * VEC * kStateBytes" if columns else "32 * kStateBytes"
     finish = "true" if kernel.tail or kernel.row_stores else "false"
     return [
         *lines,
         f"static constexpr bool kAlongRow = {'false' if columns else 'true'}, kHasFinish = {finish};",
-        f"static constexpr int kPasses = {len(kernel.passes)}, kLanes = {'VEC' if columns else '1'}, kStateBytes = {state};",
+        f"static constexpr int kPasses = {len(kernel.passes)}, kLanes = {'VEC' if columns else '1'}, kStateBytes = {widest};",
+        "static constexpr bool kPrefetch = PREFETCH != 0 && PERSISTENT != 0;",
         "static constexpr int kTeam = MODE == BLOCK ? 1 : MODE == CLUSTER && TEAM > 16 ? 16 : TEAM;",
         "static constexpr int kMode = kTeam == 1 ? int(BLOCK) : MODE;",
         f"static constexpr int kGroups = {groups};",
@@ -273,3 +277,20 @@ def _finish(names: Names, printer: OpPrinter, layout: Layout) -> list[str]:
         body.append(f"this->{s.buffer}[{printer.offset(s.index, lane)}] = {c_name(s.value)};")
     return ["DEVICE void finish(Index group, const Values& val) const {", "  const At at = Op::at(group, 0);",
             *_lane_loop("kLanes", body), "}"]  # fmt: skip
+
+
+def _prefetch(printer: OpPrinter, layout: Layout, kernel: Kernel) -> list[str]:
+    """Asks the L2 cache for an item of a row to come; only for what is read once, along the lanes."""
+    lines, spans = [], []
+    for let in kernel.passes[0].body:
+        value = let.value
+        if not isinstance(value, Load) or not printer.is_fetched(let) or layout.lane_stride(value.index) != 1:
+            continue
+        if any(t == 0 and n > 1 for t, n in zip(value.index.strides, layout.sizes, strict=False)):
+            continue
+        first = printer.offset(value.index, lane=False)
+        lines.append(f"  prefetch_l2(this->{value.buffer} + ({first}));")
+        spans.append(ITEMSIZE[let.dtype])
+    step = f"{128 // max(spans)} / VEC" if spans and layout.kind != "columns" else "1"
+    return [f"static constexpr int kPrefetchStep = {step};  // items in a cache line",
+            f"DEVICE void prefetch(const At&{' at' if lines else ''}) const {{", *lines, "}"]  # fmt: skip

@@ -41,7 +41,14 @@ DEVICE void store_word(W* p, W value) {
   else *p = value;
 }
 
+DEVICE void prefetch_l2(const void* p) {
+#ifdef __CUDA_ARCH__
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+#endif
+}
+
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
+__host__ __device__ constexpr int larger(int a, int b) { return a > b ? a : b; }
 
 // N elements from p on; p is aligned to UNIT elements (a power of two).
 template <int N, int UNIT, int CACHE, typename T>

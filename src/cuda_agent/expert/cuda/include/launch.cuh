@@ -16,6 +16,14 @@ int resident_blocks(Kernel kernel, int threads, int shared_bytes) {
   return processors * (per_processor > 0 ? per_processor : 1);
 }
 
+// Clusters that the whole device can hold at once: whole clusters in each group of neighbouring multiprocessors.
+template <class Kernel>
+int resident_clusters(Kernel kernel, const cudaLaunchConfig_t& config) {
+  int clusters = 0;
+  cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
+  return clusters;
+}
+
 template <class Op>
 int launch_pointwise(const Op& op, cudaStream_t stream) {
   constexpr int64_t BLOCKS = ceil_div(Op::kItems, int64_t(Op::kThreads) * Op::kUnroll);
@@ -51,15 +59,8 @@ int launch_rows(const Op& op, char* workspace, cudaStream_t stream) {
                           Place<Op>::SHARED * Op::kThreads * int(sizeof(typename Op::Held));
     static const int resident = resident_blocks(row_kernel<Op>, Op::kThreads, BYTES);
     int64_t teams = least(BLOCKS, 0x7fffffff / Op::kTeam);
-    if (Op::kPersistent > 0) teams = least(teams, most(1, int64_t(resident) * Op::kPersistent / Op::kTeam));
-    if (Op::kMode == GRID) {
-      teams = least(least(teams, resident / Op::kTeam), Op::kCounterBytes / 4);
-      if (teams < 1) return cudaErrorCooperativeLaunchTooLarge;
-      if (const int error = cudaMemsetAsync(workspace, 0, Op::kCounterBytes, stream)) return error;
-    }
     cudaLaunchAttribute attribute[1] = {};
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(static_cast<unsigned>(teams * Op::kTeam));
     config.blockDim = dim3(Op::kThreads);
     config.dynamicSmemBytes = BYTES;
     config.stream = stream;
@@ -68,6 +69,9 @@ int launch_rows(const Op& op, char* workspace, cudaStream_t stream) {
       attribute[0].id = cudaLaunchAttributeCooperative;
       attribute[0].val.cooperative = 1;
       config.numAttrs = 1;
+      teams = least(least(teams, resident / Op::kTeam), Op::kCounterBytes / 4);
+      if (teams < 1) return cudaErrorCooperativeLaunchTooLarge;
+      if (const int error = cudaMemsetAsync(workspace, 0, Op::kCounterBytes, stream)) return error;
     } else if (Op::kMode == CLUSTER) {
       static const int allowed =
           cudaFuncSetAttribute(row_kernel<Op>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
@@ -76,7 +80,14 @@ int launch_rows(const Op& op, char* workspace, cudaStream_t stream) {
       attribute[0].val.clusterDim.x = Op::kTeam;
       attribute[0].val.clusterDim.y = attribute[0].val.clusterDim.z = 1;
       config.numAttrs = 1;
+      config.gridDim = dim3(Op::kTeam);
+      static const int clusters = resident_clusters(row_kernel<Op>, config);
+      if (clusters < 1) return cudaErrorInvalidClusterSize;
+      if (Op::kPersistent > 0) teams = least(teams, int64_t(clusters) * Op::kPersistent);
+    } else if (Op::kPersistent > 0) {
+      teams = least(teams, int64_t(resident) * Op::kPersistent);
     }
+    config.gridDim = dim3(static_cast<unsigned>(teams * Op::kTeam));
     if (const int error = cudaLaunchKernelEx(&config, row_kernel<Op>, op, workspace)) return error;
   }
   return cudaGetLastError();

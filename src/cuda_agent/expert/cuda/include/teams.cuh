@@ -113,21 +113,33 @@ struct Team {
   }
 };
 
+// Brings what a later turn of this block reads into the L2 cache, so that memory is busy during barriers and stores.
+template <class Op>
+DEVICE void prefetch(const Op& op, const Place<Op>& place) {
+  if (place.position % Op::kPrefetchStep != 0) return;
+  for (typename Op::Index k = 0; k < Place<Op>::STEPS; ++k)
+    if (place.has(k)) op.prefetch(op.at(place.group, place.item(k)));
+}
+
+// next: the groups of this block's next turn, or at least as many as there are.
 template <int P, class Op>
-DEVICE void run_passes(const Op& op, Team<Op>& team, const Place<Op>& place, typename Op::Held* regs,
-                       typename Op::Held* shared, typename Op::Values& v) {
+DEVICE void run_passes(const Op& op, Team<Op>& team, const Place<Op>& place, typename Op::Index next,
+                       typename Op::Held* regs, typename Op::Held* shared, typename Op::Values& v) {
   op.row(Pass<P>{}, place.group, v);
   if constexpr (P < Op::kPasses) {
     using S = decltype(op.state(Pass<P>{}));
     S s[Op::kVec];
     sweep<P == 0, (P > 0)>(op, Pass<P>{}, place, regs, shared, v, s);
+    if constexpr (P == 0 && Op::kPrefetch) {
+      if (next < ceil_div(Op::kAllGroups, Op::kGroups)) prefetch(op, Place<Op>(next, team.rank));
+    }
     if constexpr (!std::is_same_v<S, Nothing>) {
       S result[Op::kLanes];
       join_lanes<Op>(s, result);
       team.reduce(result, place.position);
       op.take(Pass<P>{}, result, v);
     }
-    run_passes<P + 1>(op, team, place, regs, shared, v);
+    run_passes<P + 1>(op, team, place, next, regs, shared, v);
   } else {
     if (place.active && place.position == 0 && team.rank == 0) op.finish(place.group, v);
   }
@@ -145,7 +157,7 @@ __global__ void __launch_bounds__(Op::kThreads, Op::kBlocksPerSm)
     const Place<Op> place(block, team.rank);
     typename Op::Held regs[Place<Op>::REGS > 0 ? Place<Op>::REGS : 1];
     typename Op::Values v;
-    run_passes<0>(op, team, place, regs, held, v);
+    run_passes<0>(op, team, place, block + gridDim.x / Op::kTeam, regs, held, v);
   }
   if constexpr (Op::kMode == CLUSTER) cluster_barrier();  // nobody leaves while its shared memory may be read
 }
