@@ -351,7 +351,8 @@ def _kernel_name(nest: Nest, taken: set[str]) -> str:
     kinds = list(dict.fromkeys(r.kind for r, _ in nest.reductions.values()))
     fns = [d.value.fn for d in nest.lets.values() if hasattr(d.value, "fn")]
     telling = [f for f in dict.fromkeys(fns) if f in _TELLING]
-    stem = "_".join([*(f"row_{k}" if nest.outer else k for k in kinds[:2]), *telling[:2]]) or "pointwise"
+    heads = [f"row_{k}" if nest.outer else k for k in kinds[:2]] or ["pointwise"]  # never a name of C's library
+    stem = "_".join([*heads, *telling[:2]])
     name, n = stem, 2
     while name in taken:
         name, n = f"{stem}_{n}", n + 1
