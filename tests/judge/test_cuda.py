@@ -18,7 +18,10 @@ LIMITED = Settings(mode="training", timeout_s=10.0)
 
 MODEL = (
     HONEST.format(
-        body="        y = torch.empty_like(x)\n        ops.relu_scale(x, self.weight, y, x.numel(), x.size(1))\n        return y"
+        body="""
+        y = torch.empty_like(x)
+        ops.relu_scale(x, self.weight, y, x.numel(), x.size(1))
+        return y"""
     )
     .replace("import torch\n", "import torch\nimport ops\n", 1)
     .encode()

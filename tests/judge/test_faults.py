@@ -56,7 +56,9 @@ def test_memory_taken_piece_by_piece_ends_at_the_limit(judge: LocalJudge, ask: A
 
 def test_a_compiler_that_never_ends_is_stopped(ask: Ask) -> None:
     endless = b"""
-template <int N, long M> struct Deep { static const long value = Deep<N - 1, 2 * M>::value + Deep<N - 1, 2 * M + 1>::value; };
+template <int N, long M> struct Deep {
+    static const long value = Deep<N - 1, 2 * M>::value + Deep<N - 1, 2 * M + 1>::value;
+};
 template <long M> struct Deep<0, M> { static const long value = M; };
 extern "C" void f(float* x, long n) { x[0] = Deep<40, 1>::value; }
 """
@@ -73,7 +75,8 @@ extern "C" void f(float* x, long n) { x[0] = Deep<40, 1>::value; }
 
 def test_closing_the_judge_leaves_nothing_running(tmp_path: Path) -> None:
     marker = f"left-{os.getpid()}"
-    body = f"import subprocess, time\nsubprocess.Popen(['sleep', '977'], env={{'LEFT': '{marker}'}}, start_new_session=True)\n"
+    sleeper = f"subprocess.Popen(['sleep', '977'], env={{'LEFT': '{marker}'}}, start_new_session=True)"
+    body = f"import subprocess, time\n{sleeper}\n"
     with LocalJudge("cpu", cache=tmp_path) as judge:
         from cuda_agent.judge import Job
         from tests.judge.conftest import task

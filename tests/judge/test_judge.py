@@ -11,7 +11,10 @@ from tests.judge.conftest import HONEST, RIGHT, TASK, Ask, single
 
 LAUNCHERS = {
     "model_new.py": HONEST.format(
-        body="        y = torch.empty_like(x)\n        ops.relu_scale(x, self.weight, y, x.size(0), x.size(1))\n        return y"
+        body="""
+        y = torch.empty_like(x)
+        ops.relu_scale(x, self.weight, y, x.size(0), x.size(1))
+        return y"""
     )
     .replace("import torch\n", "import torch\nimport ops\n", 1)
     .encode(),

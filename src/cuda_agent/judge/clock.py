@@ -70,11 +70,11 @@ class Round(NamedTuple):
     t2: float
 
 
-def trusted(inner: list[Round], whole: list[Round]) -> Interval:
-    """The inner time if the whole one confirms it, else the whole one."""
+def trusted(inner: list[Round], whole: list[Round]) -> tuple[Interval, Interval]:
+    """(the time to report, the whole one): the inner time if the whole one confirms it, else the whole one."""
     precise, safe = interval(inner), interval(whole)
     sharp = (safe.high - safe.low) / 2 <= BLUR * max(safe.ms, precise.ms)
-    return precise if sharp and precise.ms * (1 + AGREEMENT) >= safe.low else safe
+    return (precise if sharp and precise.ms * (1 + AGREEMENT) >= safe.low else safe), safe
 
 
 def interval(rounds: list[Round]) -> Interval:

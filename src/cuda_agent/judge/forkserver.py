@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -15,11 +16,14 @@ from cuda_agent.sandbox import Policy, available_level, die_with_parent, fork_co
 
 def _serve(control: Channel, kind: str) -> None:
     import torch._dynamo
-    import torch._inductor.compile_fx  # noqa: F401  (the reason for this process)
+    import torch._inductor.compile_fx
+    import torch.utils.cpp_extension  # noqa: F401  (every candidate's build shims import it)
 
     from cuda_agent.judge import referee, runner
 
     available_level()  # finding out forks and waits
+    gc.collect()
+    gc.freeze()  # or each collection in a runner would walk, and copy, all that was imported here
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children reap themselves
     while True:
         request, (channel_fd, output_fd) = control.recv()

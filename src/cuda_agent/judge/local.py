@@ -196,7 +196,13 @@ class LocalJudge:
         matched = compiled
         if measure and found["precision"] == "reduced" and self.device == "cuda":
             matched = self._baseline(lane, job.task, "compile_tf32", measure)
-        times = Times(eager=eager, compile=compiled, compile_matched=matched, candidate=candidate)
+        times = Times(
+            eager=eager,
+            compile=compiled,
+            compile_matched=matched,
+            candidate=candidate,
+            candidate_whole=Interval(**found["candidate_whole"]),
+        )
         return Verdict(
             task=job.task.name,
             status="accepted",

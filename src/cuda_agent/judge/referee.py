@@ -20,6 +20,7 @@ from cuda_agent.judge.session import TaskSession, Unusable, minimum_traffic
 from cuda_agent.judge.stage import Peer, RunnerFailed
 from cuda_agent.judge.wire import Channel, ChannelClosed, ChannelTimeout, Message, ProtocolError
 
+_LARGE = 4 << 30  # bytes of a slot
 _PREPARE_TIMEOUT = 600.0  # torch.compile of a whole network
 
 
@@ -45,6 +46,7 @@ class Referee:
     # Tasks
 
     def do_open_task(self, fd: int, key: str, source: str, filename: str, timeout: float) -> Message:
+        self._rest_but(key)
         peer = Peer(Channel.from_fd(fd), timeout)
         session = TaskSession(self._backend, peer, source, filename)
         self._sessions[key] = session
@@ -80,16 +82,19 @@ class Referee:
         effort = EFFORT[mode]
         slots = session.timing_slots(effort, session.rough_seconds)
         session.stage_for(slots).share_with(peer)
-        timed, _ = session.measure(peer, variant, effort, Settings())
+        timed, _, _ = session.measure(peer, variant, effort, Settings())
         peer.ask("detach", stage="timing")
         return timed.model_dump()
 
     def _enter_task(self, key: str) -> TaskSession:
-        """The session of this task; the others give their memory back."""
+        self._rest_but(key)
+        return self._sessions[key]
+
+    def _rest_but(self, key: str) -> None:
+        """A task may need the whole device: the others give their memory back."""
         for other, session in self._sessions.items():
             if other != key:
                 session.rest()
-        return self._sessions[key]
 
     # Candidates
 
@@ -108,13 +113,13 @@ class Referee:
             verdict = self._check(session, peer, options)
             seconds[phase], start = time.perf_counter() - start, time.perf_counter()
             phase = "time"
-            timed, agreement = session.measure(peer, "candidate", EFFORT[options.mode], options)
+            timed, whole, agreement = session.measure(peer, "candidate", EFFORT[options.mode], options)
             seconds[phase] = time.perf_counter() - start
         except RunnerFailed as error:
             return {"failed": {"kind": error.kind, "message": error.message, "where": error.where, "phase": phase}}
         finally:
             peer.channel.close()
-        verdict["candidate"] = timed.model_dump()
+        verdict["candidate"], verdict["candidate_whole"] = timed.model_dump(), whole.model_dump()
         verdict["errors"]["checked"] += agreement.elements
         return {**verdict, "seconds": seconds}
 
@@ -165,7 +170,9 @@ class Referee:
     def _check(self, session: TaskSession, peer: Peer, options: Settings) -> Message:
         """Fresh random inputs against the oracle."""
         effort = EFFORT[options.mode]
-        slots = session.timing_slots(effort, session.rough_seconds / 3)  # room for a candidate three times as fast
+        timing = session.timing_slots(effort, session.rough_seconds / 3)  # room for a candidate three times as fast
+        # The oracle of a large task needs the memory that more slots would take.
+        slots = timing if session.layout.slot_bytes < _LARGE else 1
         stage = session.stage_for(slots)
         stage.share_with(peer)
         agreement, own_error, floor_error = NOTHING, 0.0, 0.0
@@ -194,6 +201,8 @@ class Referee:
                     own_error = max(own_error, found.max_abs)
                     floor_error = max(floor_error, allowance.floor, 16 * _ulp(want))
             done += len(batch)
+        if timing != slots:
+            session.stage_for(timing).share_with(peer)
         return {
             "errors": {
                 "worst": agreement.worst,

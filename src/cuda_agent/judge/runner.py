@@ -344,10 +344,11 @@ class Runner:
             "CUDA error" in str(error) or type(error).__name__ == "AcceleratorError"
         ):
             kind = "device_error"
+        told = "torch gives no numbers here" if "NVML" in str(error) else _shorten(error)
         return {
             "kind": kind,
             "type": type(error).__name__,
-            "message": _shorten(error),
+            "message": f"out of memory: {told}" if kind == "out_of_memory" else _shorten(error),
             "where": _where(error, self._work),
             "class": f"{type(error).__module__}:{type(error).__qualname__}",
         }

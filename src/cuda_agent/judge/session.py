@@ -39,6 +39,7 @@ class TaskSession:
         self._private: torch.Tensor | None = None
         self._stage: Stage | None = None  # the reference's, without private copies
         self._timing: Stage | None = None  # the one that is timed, with them
+        self._resting = False
         self.oracle = "float64"
         self.eager_error = 0.0
         self.eager_worst = 0.0
@@ -146,13 +147,17 @@ class TaskSession:
 
     def reference(self) -> Stage:
         """The task runner's own slot."""
+        self._resting = False
         if self._stage is None:
             self._stage = Stage("reference", self._backend, self.layout, 1)
             self._stage.share_with(self.peer)
         return self._stage
 
     def rest(self) -> None:
-        """Give back all memory but the weights."""
+        """Give back all memory but the weights, until it has its turn again."""
+        if self._resting:
+            return
+        self._resting = True
         if self._stage is not None:
             self._ask("detach", stage="reference")
             self._stage.close()
@@ -257,10 +262,11 @@ class TaskSession:
 
     # The clock
 
-    def measure(self, peer: Peer, variant: str, effort: Effort, settings: Any) -> tuple[Interval, Agreement]:
-        """Time `variant` in the timing stage, which `peer` is attached to; every timed output is verified.
+    def measure(self, peer: Peer, variant: str, effort: Effort, settings: Any) -> tuple[Interval, Interval, Agreement]:
+        """(time, whole-window time, what was verified) of `variant` in the timing stage, which `peer` is attached to.
 
-        Raises RunnerFailed with kind `incorrect` or `mutated-input` if a timed iteration was wrong.
+        Every timed output of a candidate is verified. Raises RunnerFailed with kind `incorrect` or `mutated-input` if one
+        was wrong.
         """
         stage = self._timing
         assert stage is not None
@@ -301,7 +307,7 @@ class TaskSession:
                 time.perf_counter() - begun > effort.budget_s and len(inner) >= effort.min_rounds
             ):
                 break
-        return trusted(inner, whole), checked
+        return *trusted(inner, whole), checked
 
     def _pilot(self, stage: Stage, peer: Peer, variant: str) -> float:
         """Rough seconds per iteration, to choose batch sizes by."""

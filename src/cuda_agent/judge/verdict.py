@@ -35,12 +35,17 @@ class Interval(_Record):
 
 
 class Times(_Record):
-    """Times under one protocol. `compile_matched` is torch.compile at the candidate's own precision."""
+    """Times under one protocol. `compile_matched` is torch.compile at the candidate's own precision.
+
+    `candidate_whole`: the same as seen from around the copies in and out, less their cost; it confirms `candidate`, or
+    stands in its place where the two disagree (judge/clock.py).
+    """
 
     eager: Interval | None = None
     compile: Interval | None = None
     compile_matched: Interval | None = None
     candidate: Interval | None = None
+    candidate_whole: Interval | None = None
 
 
 class Errors(_Record):
