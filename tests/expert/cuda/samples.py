@@ -99,14 +99,22 @@ def group_norm(batch: int, channels: int, groups: int, space: int) -> Sample:
     n, eps = const("n", 1.0 / count), const("eps", 1e-5)
     weight, bias = load("w0", "w", (0, each, 1, 0)), load("b0", "b", (0, each, 1, 0))
     deviation = (x, let("d", "sub", "a", "mean"))
-    out = (*deviation, weight, bias, let("z", "mul", "d", "inv"), let("zw", "mul", "z", "w0"), let("r", "add", "zw", "b0"))
+    out = (
+        *deviation,
+        weight,
+        bias,
+        let("z", "mul", "d", "inv"),
+        let("zw", "mul", "z", "w0"),
+        let("r", "add", "zw", "b0"),
+    )
     index = Index(0, (channels * space, each * space, space, 1))
     kernel = Kernel(
         "group_norm", (batch, groups), (each, space),
         (Pass((), (x,), (Reduction("total", "sum", "float32", "a"),)),
          Pass((n, let("mean", "mul", "total", "n")), (*deviation, let("q", "square", "d")),
               (Reduction("m2", "sum", "float32", "q"),)),
-         Pass((n, eps, let("var", "mul", "m2", "n"), let("ve", "add", "var", "eps"), let("inv", "rsqrt", "ve")), out, (),
+         Pass((n, eps, let("var", "mul", "m2", "n"), let("ve", "add", "var", "eps"), let("inv", "rsqrt", "ve")), out,
+              (),
               (Store("y", index, "r"),))),
     )  # fmt: skip
     shape = (batch, channels, space)
@@ -132,8 +140,8 @@ def layer_norm(rows: int, columns: int) -> Sample:
         (Pass((), (x,), (Reduction("total", "sum", "float32", "a"),)),
          Pass((n, let("mean", "mul", "total", "n")), (*deviation, let("q", "square", "d")),
               (Reduction("m2", "sum", "float32", "q"),)),
-         Pass((n, eps, let("var", "mul", "m2", "n"), let("ve", "add", "var", "eps"), let("inv", "rsqrt", "ve")), out, (),
-              (Store("y", Index(0, (columns, 1)), "r"),))),
+         Pass((n, eps, let("var", "mul", "m2", "n"), let("ve", "add", "var", "eps"), let("inv", "rsqrt", "ve")), out,
+              (), (Store("y", Index(0, (columns, 1)), "r"),))),
     )  # fmt: skip
     shape = (rows, columns)
     buffers = [Buffer("x", "float32", shape, "input"), Buffer("w", "float32", (columns,), "param"),
@@ -231,10 +239,13 @@ def cross_entropy(rows: int, classes: int) -> Sample:
 
 def causal_mask(rows: int, columns: int) -> Sample:
     """x where column <= row, else -1."""
-    body = (Let("c", "int64", Coordinate(0, (-1, 1))), const("zero", 0, "int64"), let("keep", "le", "c", "zero", dtype="bool"),
+    body = (Let("c", "int64", Coordinate(0, (-1, 1))), const("zero", 0, "int64"),
+            let("keep", "le", "c", "zero", dtype="bool"),
             Let("a", "float32", Load("x", Index(0, (columns, 1)), "keep")), const("fill", -1.0),
             let("r", "where", "keep", "a", "fill"))  # fmt: skip
-    kernel = Kernel("causal_mask", (rows, columns), (), (Pass((), body, (), (Store("y", Index(0, (columns, 1)), "r"),)),))
+    kernel = Kernel(
+        "causal_mask", (rows, columns), (), (Pass((), body, (), (Store("y", Index(0, (columns, 1)), "r"),)),)
+    )
     shape = (rows, columns)
 
     def oracle(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How a kernel's loop nest maps to items of VEC lanes: which dim the lanes run along, and which accesses are vectors."""
+"""How a loop nest maps to items of VEC lanes: which dim the lanes run along, and which accesses are vectors."""
 
 from __future__ import annotations
 

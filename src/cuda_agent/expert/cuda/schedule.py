@@ -43,7 +43,8 @@ def space_of(names: Names, layout: Layout, facts: DeviceFacts) -> Space:
     _fit_registers(default, names, layout)
     if layout.reduces:
         default["SHARED_LIMIT"] = facts.shared_bytes
-    return Space(default, {k: tuple(dict.fromkeys(v)) for k, v in choices.items() if len(set(v)) > 1})
+    tried = {macro: tuple(sorted({*values, default[macro]})) for macro, values in choices.items()}
+    return Space(default, {macro: values for macro, values in tried.items() if len(values) > 1})
 
 
 def registers(schedule: Mapping[str, int], names: Names, layout: Layout) -> int:
@@ -82,8 +83,8 @@ def _vector(names: Names, layout: Layout) -> int:
 def _pointwise(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
     vec = _vector(names, layout)
     loads = max(1, sum(1 for p in names.kernel.passes for let in p.body if _is_bulk(names, layout, let.name)))
-    default = {"VEC": vec, "THREADS": 256, "UNROLL": 4 if loads == 1 and vec <= 4 else 2, "BLOCKS_PER_SM": 4, "PERSISTENT": 0,
-               "LOAD_CACHE": 1, "STORE_CACHE": 1}  # fmt: skip
+    default = {"VEC": vec, "THREADS": 256, "UNROLL": 4 if loads == 1 and vec <= 4 else 2, "BLOCKS_PER_SM": 4,
+               "PERSISTENT": 0, "LOAD_CACHE": 1, "STORE_CACHE": 1}  # fmt: skip
     return default, {"VEC": tuple(v for v in layout.vectors if v >= vec // 2), "UNROLL": (1, 2, 4, 8),
                      "THREADS": (128, 256, 512), "PERSISTENT": (0, 1, 4), "STORE_CACHE": (0, 1),
                      "LOAD_CACHE": (0, 1, 2)}  # fmt: skip
@@ -116,7 +117,7 @@ def _rows(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str, i
         per_row = clamp(1, power_of_two(-(-items // 4)), 32)
         default |= {"ROWS_PER_BLOCK": 256 // per_row, "REG_ITEMS": min(registers, -(-items // per_row)) if held else 0,
                     "UNROLL": 2, "BLOCKS_PER_SM": 2}  # fmt: skip
-        choices |= {"ROWS_PER_BLOCK": tuple(256 // p for p in (per_row // 2, per_row, per_row * 2, 128) if 1 <= p),
+        choices |= {"ROWS_PER_BLOCK": tuple(256 // p for p in (per_row // 2, per_row, per_row * 2, 128) if p >= 1),
                     "BLOCKS_PER_SM": (2, 4, 6)}  # fmt: skip
     elif items <= 1024 * registers and (many or items <= 2048):
         threads = clamp(128, power_of_two(-(-items // 4)), 1024)

@@ -147,8 +147,10 @@ def _decode(source: str, dims: list[int], layout: Layout) -> list[str]:
 def _constants(names: Names, layout: Layout) -> list[str]:
     kernel = names.kernel
     total = math.prod(layout.sizes)
-    lines = ["static constexpr int kVec = VEC, kThreads = THREADS, kUnroll = UNROLL, kPersistent = PERSISTENT;",
-             "static constexpr int kBlocksPerSm = BLOCKS_PER_SM * THREADS <= 2048 ? BLOCKS_PER_SM : 2048 / THREADS;"]  # fmt: skip
+    lines = [
+        "static constexpr int kVec = VEC, kThreads = THREADS, kUnroll = UNROLL, kPersistent = PERSISTENT;",
+        "static constexpr int kBlocksPerSm = BLOCKS_PER_SM * THREADS <= 2048 ? BLOCKS_PER_SM : 2048 / THREADS;",
+    ]
     if not layout.reduces:
         items = f"ceil_div({total}LL, VEC)" if layout.kind == "flat" else f"{total}LL / VEC"
         return [*lines, f"static constexpr int64_t kItems = {items};"]
@@ -171,7 +173,8 @@ def _constants(names: Names, layout: Layout) -> list[str]:
     return [
         *lines,
         f"static constexpr bool kAlongRow = {'false' if columns else 'true'}, kHasFinish = {finish};",
-        f"static constexpr int kPasses = {len(kernel.passes)}, kLanes = {'VEC' if columns else '1'}, kStateBytes = {widest};",
+        f"static constexpr int kPasses = {len(kernel.passes)}, kLanes = {'VEC' if columns else '1'};",
+        f"static constexpr int kStateBytes = {widest};",
         "static constexpr bool kPrefetch = PREFETCH != 0 && PERSISTENT != 0;",
         "static constexpr int kTeam = MODE == BLOCK ? 1 : MODE == CLUSTER && TEAM > 16 ? 16 : TEAM;",
         "static constexpr int kMode = kTeam == 1 ? int(BLOCK) : MODE;",
@@ -180,10 +183,11 @@ def _constants(names: Names, layout: Layout) -> list[str]:
         f"static constexpr int kCombineBytes = {combine}, kPartialBytes = kGroups * kLanes * kStateBytes;",
         "static constexpr int kWindowBytes = kMode == CLUSTER ? 2 * kPartialBytes : 0;",
         f"static constexpr int kCounterBytes = {COUNTER_BYTES};",
+        "static constexpr int kHeldBytes = THREADS * int(sizeof(Held));",
+        "static constexpr int kSharedRoom = (SHARED_LIMIT - kCombineBytes - kWindowBytes) / kHeldBytes;",
         f"static constexpr int kRegItems = {'REG_ITEMS' if names.held else '0'};",
-        "static constexpr int kSharedRoom = (SHARED_LIMIT - kCombineBytes - kWindowBytes) / (THREADS * int(sizeof(Held)));",
-        f"static constexpr int kSharedItems = {'SHARED_ITEMS < kSharedRoom ? SHARED_ITEMS : kSharedRoom' if names.held else '0'};",
-    ]  # fmt: skip
+        f"static constexpr int kSharedItems = {'smaller(SHARED_ITEMS, kSharedRoom)' if names.held else '0'};",
+    ]
 
 
 def _values(names: Names) -> list[str]:
@@ -248,8 +252,8 @@ def _pass(names: Names, printer: OpPrinter, layout: Layout, number: int, p: Pass
     state = f"State{number}" if p.reductions else "Nothing"
     body = printer.lane_loop(p, number, lets, held, _available(names, number) if layout.reduces else [])
     extra = f", Held& held, {state} (&acc)[VEC], const Values& val" if layout.reduces else ""
-    lines += ["template <bool REUSE>",
-              f"DEVICE void body(Pass<{number}>, Flag<REUSE>, const At& at, const In{number}& in{extra}) const {{"]  # fmt: skip
+    parameters = f"Pass<{number}>, Flag<REUSE>, const At& at, const In{number}& in{extra}"
+    lines += ["template <bool REUSE>", f"DEVICE void body({parameters}) const {{"]
     for n, s in enumerate(p.stores):
         lines.append(f"  Lanes<{C_TYPES[names.plan.buffer(s.buffer).dtype]}, VEC> out{n};")
     lines += _lane_loop("VEC", body)

@@ -44,9 +44,14 @@ def state_struct(number: int, p: Pass, kernel: Kernel, dtypes: Mapping[str, Dtyp
         fields.append(f"{of} {name} = {_identity(r)};")
         adds.append(f"  DEVICE void add_{name}({of} a) {{ {_update(r, name, 'a')} }}")
         merges.append(_update(r, name, f"other.{name}"))
-    lines = [f"struct alignas(4) State{number} {{", *(f"  {f}" for f in fields), *adds]
+    widest = max(_wide(r, dtypes) for r in p.reductions)  # whole words, as they travel through shuffles
+    lines = [f"struct alignas({widest}) State{number} {{", *(f"  {f}" for f in fields), *adds]
     lines.append(f"  DEVICE void merge(const State{number}& other) {{")
     return [*lines, *(f"    {m}" for m in merges), "  }", "};"]
+
+
+def _wide(r: Reduction, dtypes: Mapping[str, Dtype]) -> int:
+    return max(4, ITEMSIZE[r.dtype], ITEMSIZE[dtypes[r.value]] if r.kind.startswith("arg") else 0)
 
 
 def _flag(r: Reduction) -> str:
