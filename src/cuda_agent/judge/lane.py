@@ -37,11 +37,10 @@ class RefereeLost(Exception):
 
 
 class Lane:
-    WARM_TASKS = 4
-
-    def __init__(self, zygote: Zygote, policy: Policy) -> None:
+    def __init__(self, zygote: Zygote, policy: Policy, warm_tasks: int) -> None:
         self._zygote = zygote
         self._policy = policy
+        self._warm_tasks = warm_tasks
         self._referee: Worker | None = None
         self._channel: Channel | None = None
         self._tasks: OrderedDict[str, tuple[Worker, Message]] = OrderedDict()
@@ -56,7 +55,7 @@ class Lane:
         if task.key in self._tasks:
             self._tasks.move_to_end(task.key)
             return self._tasks[task.key][1]
-        while len(self._tasks) >= self.WARM_TASKS:
+        while len(self._tasks) >= self._warm_tasks:
             self._forget(next(iter(self._tasks)))
         runner = self._zygote.spawn("runner", self._policy)
         request = {

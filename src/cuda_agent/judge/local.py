@@ -49,6 +49,8 @@ class LocalHandle:
 class LocalJudge:
     """device: `cpu`, `cuda`, or `auto`. lanes: judgements side by side; timing itself is always exclusive.
 
+    warm_tasks: tasks whose runner is kept per lane. Each costs a process, and on a GPU a context (0.5 GB).
+
     A context manager: leaving it ends every process that it started.
     """
 
@@ -58,6 +60,7 @@ class LocalJudge:
         *,
         lanes: int = 1,
         build_jobs: int | None = None,
+        warm_tasks: int = 4,
         cache: Path | None = None,
     ) -> None:
         self._backend = get_backend(cast(Any, device))
@@ -78,7 +81,7 @@ class LocalJudge:
             devices=self.device == "cuda",
         )
         self._zygote = Zygote(self.device)
-        self._lanes = [Lane(self._zygote, self._policy) for _ in range(lanes)]
+        self._lanes = [Lane(self._zygote, self._policy, warm_tasks) for _ in range(lanes)]
         self._idle = list(self._lanes)
         self._free = threading.Condition()
         self._building = ThreadPoolExecutor(cores, thread_name_prefix="plan")

@@ -48,7 +48,8 @@ class Referee:
     def do_open_task(self, fd: int, key: str, source: str, filename: str, timeout: float) -> Message:
         self._rest_but(key)
         peer = Peer(Channel.from_fd(fd), timeout)
-        session = TaskSession(self._backend, peer, source, filename)
+        with self._backend.timer_lease(shared=True):
+            session = TaskSession(self._backend, peer, source, filename)
         self._sessions[key] = session
         return {"traffic": minimum_traffic(session)}
 
@@ -110,7 +111,8 @@ class Referee:
             self._load(session, peer, fds[1:], form, files, names, options)
             seconds[phase], start = time.perf_counter() - start, time.perf_counter()
             phase = "check"
-            verdict = self._check(session, peer, options)
+            with self._backend.timer_lease(shared=True):
+                verdict = self._check(session, peer, options)
             seconds[phase], start = time.perf_counter() - start, time.perf_counter()
             phase = "time"
             timed, whole, agreement = session.measure(peer, "candidate", EFFORT[options.mode], options)

@@ -265,17 +265,18 @@ class TaskSession:
     def measure(self, peer: Peer, variant: str, effort: Effort, settings: Any) -> tuple[Interval, Interval, Agreement]:
         """(time, whole-window time, what was verified) of `variant` in the timing stage, which `peer` is attached to.
 
-        Every timed output of a candidate is verified. Raises RunnerFailed with kind `incorrect` or `mutated-input` if one
-        was wrong.
+        Every timed output of a candidate is verified. Raises RunnerFailed with kind `incorrect` or `mutated-input` where
+        one was wrong.
         """
         stage = self._timing
         assert stage is not None
         everything = list(range(stage.slots))
-        self.fill(everything)
-        stage.show(everything)
-        self._backend.synchronize()
-        peer.run(stage="timing", variant=variant, order=everything)  # the allocator and caches settle
-        pilot = self._pilot(stage, peer, variant)
+        with self._backend.timer_lease(shared=True):
+            self.fill(everything)
+            stage.show(everything)
+            self._backend.synchronize()
+            peer.run(stage="timing", variant=variant, order=everything)  # the allocator and caches settle
+            pilot = self._pilot(stage, peer, variant)
         aim = max(4, round(effort.window_s / max(pilot, 1e-7)))
         inner: list[Round] = []
         whole: list[Round] = []
@@ -290,15 +291,18 @@ class TaskSession:
             measured: dict[int, Window] = {}
             batches = [long, short] if self._seeds.random() < 0.5 else [short, long]
             if disjoint and not fresh:
-                self.fill([*long, *short])
+                with self._backend.timer_lease(shared=True):
+                    self.fill([*long, *short])
             for batch in batches:
                 if not disjoint and not fresh:
-                    self.fill(batch)
+                    with self._backend.timer_lease(shared=True):
+                        self.fill(batch)
                 with self._backend.timer_lease():
                     alone = stage.calibrate(batch)
                     window = stage.window(peer, variant, batch)
                 measured[len(batch)] = Window(window.whole - alone, window.inner)
-                checked = checked.merged(self._verify(stage, variant, batch, settings))
+                with self._backend.timer_lease(shared=True):
+                    checked = checked.merged(self._verify(stage, variant, batch, settings))
                 fresh = False
             short_time, long_time = measured[n1], measured[n2]
             inner.append(Round(n1, short_time.inner, n2, long_time.inner))
