@@ -18,14 +18,15 @@ from cuda_agent.expert.emitter import Space
 from cuda_agent.expert.ir import ITEMSIZE, Load
 
 BLOCK, CLUSTER, GRID, SPLIT = 0, 1, 2, 3  # MODE, see rows.cuh
+ALL = 1024  # SHARED_ITEMS: as many as fit
 
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """processors: multiprocessors. shared_bytes: most shared memory of one block. Defaults: H100 and H200 (SXM)."""
+    """processors: multiprocessors. shared_bytes: shared memory of each. Defaults: H100 and H200 (SXM)."""
 
     processors: int = 132
-    shared_bytes: int = 227 * 1024
+    shared_bytes: int = 228 * 1024
 
 
 def power_of_two(least: int) -> int:
@@ -164,10 +165,8 @@ def _hold_long_rows(default: dict[str, int], choices: dict[str, tuple[int, ...]]
         default |= {"MODE": SPLIT, "THREADS": 256, "BLOCKS_PER_SM": 4, "TEAM": whole, "PERSISTENT": 0, "PREFETCH": 0}
         choices |= {"BLOCKS_PER_SM": (2, 4, 8), "TEAM": tuple(whole * f for f in (1, 2, 4))}
         return
-    steps = -(-items // (default["TEAM"] * threads))
-    default["SHARED_ITEMS"] = min(slots[share], steps)
-    choices["SHARED_ITEMS"] = tuple(sorted({0, default["SHARED_ITEMS"], min(slots[2], steps), slots[1]}))
-    choices["REG_ITEMS"] = (0, 2, 4)
+    default["SHARED_ITEMS"] = ALL
+    choices |= {"SHARED_ITEMS": (0, ALL), "REG_ITEMS": (0, 2, 4)}
 
 
 def _columns(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
@@ -194,11 +193,10 @@ def _columns(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str
         choices["TEAM"] = (1, max(1, team // 2), team, team * 2)
     if held:
         default["REG_ITEMS"] = min(steps, max(1, 128 // held))
-        slots = (facts.shared_bytes // 2 - 8192 - threads * vec * 16) // (threads * held)
-        default["SHARED_ITEMS"] = clamp(0, steps - default["REG_ITEMS"], max(0, slots))
         choices["REG_ITEMS"] = (0, 4, 8, 16)
-        if default["SHARED_ITEMS"]:
-            choices["SHARED_ITEMS"] = (0, default["SHARED_ITEMS"])
+        if steps > default["REG_ITEMS"]:
+            default["SHARED_ITEMS"] = ALL
+            choices["SHARED_ITEMS"] = (0, ALL)
     return default, choices
 
 

@@ -184,7 +184,8 @@ def _constants(names: Names, layout: Layout) -> list[str]:
         "static constexpr int kWindowBytes = kMode == CLUSTER ? 2 * kPartialBytes : 0;",
         f"static constexpr int kCounterBytes = {COUNTER_BYTES};",
         "static constexpr int kHeldBytes = THREADS * int(sizeof(Held));",
-        "static constexpr int kSharedRoom = (SHARED_LIMIT - kCombineBytes - kWindowBytes) / kHeldBytes;",
+        "static constexpr int kShare = SHARED_LIMIT / kBlocksPerSm - 1024;  // of a block; the driver takes 1 KiB itself",
+        "static constexpr int kSharedRoom = larger(0, (kShare - kCombineBytes - kWindowBytes) / kHeldBytes);",
         f"static constexpr int kRegItems = {'REG_ITEMS' if names.held else '0'};",
         f"static constexpr int kSharedItems = {'smaller(SHARED_ITEMS, kSharedRoom)' if names.held else '0'};",
     ]
