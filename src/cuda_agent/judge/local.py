@@ -102,6 +102,19 @@ class LocalJudge:
         building = self._building.submit(self._build, job)
         return LocalHandle(self._judging.submit(self._judge, job, building))
 
+    def prepare(self, task: Task) -> None:
+        """Have a task's runner warm in every lane. Raises TaskError."""
+        with self._free:
+            self._free.wait_for(lambda: len(self._idle) == len(self._lanes))
+            lanes, self._idle = self._idle, []
+        try:
+            with ThreadPoolExecutor(len(lanes)) as pool:
+                list(pool.map(lambda lane: lane.open(task, Settings()), lanes))
+        finally:
+            with self._free:
+                self._idle = lanes
+                self._free.notify_all()
+
     def confined_call(self, entry: str, arguments: dict[str, Any], timeout: float = 300.0) -> Any:
         """Run `cuda_agent.<module>:<function>(**arguments)` where foreign code may run; JSON in, JSON out.
 
