@@ -50,7 +50,9 @@ def space_of(names: Names, layout: Layout, facts: DeviceFacts) -> Space:
 
 def registers(schedule: Mapping[str, int], names: Names, layout: Layout) -> int:
     """Estimate for one thread, from what is loaded ahead, held and accumulated; on the high side."""
-    held, vec = {let.name for let in names.held} if layout.reduces else set(), schedule["VEC"]
+    vec = schedule["VEC"]
+    keeps = bool(schedule.get("REG_ITEMS") or schedule.get("SHARED_ITEMS")) and schedule["MODE"] != SPLIT
+    held = {let.name for let in names.held} if keeps else set()
     kept = schedule.get("REG_ITEMS", 0) * vec * held_bytes(names) // 4 if held else 0
     base = 28 + (8 if layout.index_type == "int64_t" else 0) + (6 if layout.masked else 0)
     most = 0
