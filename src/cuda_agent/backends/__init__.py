@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 from cuda_agent.backends.base import Arena, Backend, Ceilings, DeviceFacts, Kind
-from cuda_agent.backends.toolchain import Toolchain, cpu_toolchain, cuda_toolchain, missing_python_headers
 
 __all__ = [
     "Arena",
@@ -13,11 +12,7 @@ __all__ = [
     "Ceilings",
     "DeviceFacts",
     "Kind",
-    "Toolchain",
-    "cpu_toolchain",
-    "cuda_toolchain",
     "get_backend",
-    "missing_python_headers",
 ]
 
 

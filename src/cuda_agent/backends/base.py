@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     import torch
 
-    from cuda_agent.backends.toolchain import Toolchain
 
 Kind = Literal["cpu", "cuda"]
 
@@ -94,6 +93,10 @@ class Backend(Protocol):
         """Map an arena that another process exported; `fd` stays the caller's to close."""
         ...
 
+    def device_name(self) -> str:
+        """Without a context on the device, for processes that must have none."""
+        ...
+
     def synchronize(self) -> None: ...
     def empty_cache(self) -> None: ...
     def memory_free(self) -> int: ...
@@ -103,10 +106,6 @@ class Backend(Protocol):
 
     def ceilings(self) -> Ceilings:
         """Measured in this process, once per device and torch version, then read from the cache."""
-        ...
-
-    def toolchain(self) -> Toolchain:
-        """Raises SetupError, with the command that mends it, where a compiler is missing."""
         ...
 
     def describe(self) -> DeviceFacts: ...

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import functools
 import gc
+import hashlib
 import mmap
 import os
+import platform
 import re
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -15,7 +18,6 @@ from typing import TYPE_CHECKING
 from cuda_agent.backends.base import Ceilings, DeviceFacts, Kind
 from cuda_agent.backends.ceilings import cached_ceilings
 from cuda_agent.backends.lease import lease
-from cuda_agent.backends.toolchain import Toolchain, cpu_model, cpu_toolchain
 
 if TYPE_CHECKING:
     import torch
@@ -120,8 +122,8 @@ class CpuBackend:
 
         return cached_ceilings("cpu", cpu_model(), torch.get_num_threads())
 
-    def toolchain(self) -> Toolchain:
-        return cpu_toolchain()
+    def device_name(self) -> str:
+        return cpu_model()
 
     def describe(self) -> DeviceFacts:
         cores = len(os.sched_getaffinity(0))
@@ -146,3 +148,16 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
+
+
+@functools.cache
+def cpu_model() -> str:
+    """The CPU's name with a hash of its instruction sets."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor() or platform.machine()
+    name = re.search(r"^(?:model name|Model)\s*:\s*(.*)$", text, re.MULTILINE)
+    features = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
+    digest = hashlib.sha256((features.group(1) if features else "").encode()).hexdigest()[:8]
+    return f"{name.group(1).strip() if name else platform.machine()} ({digest})"

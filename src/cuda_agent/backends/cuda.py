@@ -14,7 +14,6 @@ from cuda_agent.backends.base import Ceilings, DeviceFacts, Kind
 from cuda_agent.backends.ceilings import cached_ceilings
 from cuda_agent.backends.cuda_driver import Mapping, granularity
 from cuda_agent.backends.lease import lease
-from cuda_agent.backends.toolchain import Toolchain, cuda_toolchain
 from cuda_agent.errors import SetupError
 
 if TYPE_CHECKING:
@@ -129,11 +128,14 @@ class CudaBackend:
 
         return cached_ceilings("cuda", torch.cuda.get_device_name(), None)
 
-    def toolchain(self) -> Toolchain:
-        import torch
-
-        major, minor = torch.cuda.get_device_capability()
-        return cuda_toolchain(f"sm_{major}{minor}")
+    def device_name(self) -> str:
+        query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        try:
+            said = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.split("\n")
+        except (OSError, subprocess.SubprocessError) as error:
+            raise SetupError(f"nvidia-smi does not name the GPU ({error}); it comes with NVIDIA's driver") from error
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
+        return said[int(visible) if visible.isdigit() and int(visible) < len(said) else 0].strip()
 
     def describe(self) -> DeviceFacts:
         import torch

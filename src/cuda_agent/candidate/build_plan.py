@@ -39,10 +39,21 @@ class Toolchain:
             compiler = find_compiler(device)
         except RuntimeError as error:
             raise SetupError(f"{error}.") from None
-        said = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60).stdout
+        said = _version(compiler)
         if device == "cuda":
             return cls(device, compiler, said.strip().splitlines()[-1], arch or _detected_arch())
         return cls(device, compiler, said.splitlines()[0])
+
+
+def _version(compiler: str) -> str:
+    try:
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60)
+        broken = done.stderr.strip() if done.returncode else None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        broken = str(error)
+    if broken is not None:
+        raise SetupError(f"the compiler {compiler} does not run ({broken}): reinstall it or take it off PATH.")
+    return done.stdout
 
 
 def _detected_arch() -> str:

@@ -117,9 +117,11 @@ def find_compiler(device: str) -> str:
         if path:
             return path
     raise RuntimeError(
-        "nvcc was not found: install the CUDA toolkit, or set CUDACXX to the path of nvcc"
+        "no CUDA compiler: nvcc is neither on PATH nor in /usr/local/cuda: `sudo apt-get install cuda-nvcc-13-0` from "
+        "NVIDIA's repository, or set CUDACXX to the path of one"
         if device == "cuda"
-        else "no C++ compiler was found: `apt install g++`, or set CXX to the path of one"
+        else "no C++ compiler: neither $CXX, g++ nor clang++ is on PATH: `sudo apt-get install g++` on Debian and "
+        "Ubuntu"
     )
 
 

@@ -103,7 +103,7 @@ def _torch() -> tuple[Finding, Literal["cpu", "cuda"]]:
 
 
 def _devices(device: str) -> Iterator[Finding]:
-    from cuda_agent.backends.toolchain import cpu_model
+    from cuda_agent.backends.cpu import cpu_model
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Finding(name="CPU", state="ok", detail=f"{cpu_model()}, {cores} cores")
@@ -119,17 +119,17 @@ def _devices(device: str) -> Iterator[Finding]:
 
 
 def _compilers(device: str) -> Iterator[Finding]:
-    from cuda_agent.backends import cpu_toolchain, cuda_toolchain
+    from cuda_agent.candidate import Toolchain
 
     try:
-        host = cpu_toolchain()
+        host = Toolchain.detect("cpu")
     except SetupError as error:
         yield Finding(name="C++ compiler", state="missing", detail=str(error), mend=system.mend("cxx"))
     else:
         yield Finding(name="C++ compiler", state="ok", detail=f"{host.compiler}: {host.version}")
         yield _openmp(str(host.compiler))
     try:
-        nvcc = cuda_toolchain("sm_90")
+        nvcc = Toolchain.detect("cuda", arch="sm_90")
     except SetupError as error:
         state: State = "missing" if device == "cuda" else "absent"
         detail = str(error) if device == "cuda" else "not needed without a GPU"

@@ -65,14 +65,14 @@ class LocalJudge:
     ) -> None:
         self._backend = get_backend(cast(Any, device))
         self.device = self._backend.kind
-        self._facts = self._backend.describe()
+        self._device_name = self._backend.device_name()
         self._cache = cache or cache_dir()
         self._toolchain: Toolchain | None = None
         hidden = (self._cache.absolute(),)
         cores = os.cpu_count() or 2
         self._builder = Builder(self._cache / "objects", jobs=build_jobs or cores, hidden=hidden)
         self._versions = _versions(self.device)
-        self._baselines = Baselines(self._cache / "baselines", self._facts.name, self._versions)
+        self._baselines = Baselines(self._cache / "baselines", self._device_name, self._versions)
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._policy = Policy(
             memory_bytes=int(0.8 * memory),
@@ -312,7 +312,7 @@ class LocalJudge:
         )
 
     def _described(self) -> Device:
-        return Device(kind=self.device, name=self._facts.name)
+        return Device(kind=self.device, name=self._device_name)
 
     @contextmanager
     def _lane(self, task: Task) -> Iterator[Lane]:

@@ -265,7 +265,7 @@ class TaskSession:
     def measure(self, peer: Peer, variant: str, effort: Effort, settings: Any) -> tuple[Interval, Interval, Agreement]:
         """(time, whole-window time, what was verified) of `variant` in the timing stage, which `peer` is attached to.
 
-        Every timed output of a candidate is verified. Raises RunnerFailed with kind `incorrect` or `mutated-input` where
+        Every timed output of a candidate is verified. Raises RunnerFailed with kind `incorrect` or `mutated-input` if
         one was wrong.
         """
         stage = self._timing
