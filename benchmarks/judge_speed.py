@@ -124,7 +124,10 @@ def kernelbench(checkout: Path, task: Task, candidate: Candidate) -> list[float]
     )
     source = head + files["model_new.py"].decode().replace("import ops\n", "")
     script = f"""
-import json, sys, time, torch
+import importlib.util, json, sys, time, types, torch
+for module, names in (("dotenv", ["load_dotenv"]), ("openai", ["OpenAI"]), ("litellm", ["completion"])):
+    if importlib.util.find_spec(module) is None:  # its prompts need them, its evaluation does not
+        sys.modules[module] = types.SimpleNamespace(**dict.fromkeys(names, lambda *a, **k: None))
 sys.path.insert(0, {str(checkout / "src")!r})
 from kernelbench.eval import eval_kernel_against_ref
 torch.zeros(1, device="cuda")
