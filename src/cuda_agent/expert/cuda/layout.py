@@ -67,6 +67,11 @@ class Layout:
             return "int64_t"
         return "int32_t" if self.kind == "shifted" else "uint32_t"
 
+    @cached_property
+    def inner_type(self) -> str:
+        """Of coordinates within a row; blocks may count some steps past its end."""
+        return "int32_t" if self.kernel.row_size < 2**31 - 2**26 else "int64_t"
+
     def lane_stride(self, index: Index) -> int:
         return index.strides[self.axis] if index.strides else 0
 

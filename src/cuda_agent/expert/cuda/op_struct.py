@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -48,16 +48,40 @@ class Names:
         first, *later = self.kernel.passes
         own = {let.name: let for let in first.body}
         common = {let.name for p in later for let in p.body if let.name in own}
-        used: set[str] = set()
-        for p in later:
-            used |= {n for let in p.body if let.name not in common for n in references(let)}
-            used |= {r.value for r in p.reductions} | {s.value for s in p.stores}
-        cut = [let for n, let in own.items() if n in common & used and not isinstance(let.value, Const | Coordinate)]
+        cut = shared_cut(own, later)
         needed = closure([let.name for let in cut], first.body)
         loads = [let for n, let in own.items() if n in needed & common and isinstance(let.value, Load)]
         if sum(ITEMSIZE[x.dtype] for x in loads) < sum(ITEMSIZE[x.dtype] for x in cut):
             return tuple(loads)
         return tuple(cut)
+
+    @cached_property
+    def replaced(self) -> Let | None:
+        """A dear let of the second pass, such as an exponential, that takes the place of what is held."""
+        passes = self.kernel.passes
+        if len(passes) < 3 or len(self.held) != 1:
+            return None
+        own = {let.name: let for let in passes[1].body}
+        cut = shared_cut(own, passes[2:])
+        if len(cut) != 1 or cut[0].dtype != self.held[0].dtype or cut[0].name == self.held[0].name:
+            return None
+        steps = closure([cut[0].name], passes[1].body, [self.held[0].name])
+        dear = any(isinstance(v := own[n].value, Op) and v.fn not in CHEAP for n in steps)
+        return cut[0] if dear else None
+
+
+CHEAP = frozenset({"add", "sub", "mul", "neg", "abs", "square", "min", "max", "cast", "where", "lt", "le", "gt", "ge",
+                   "eq", "ne", "and", "or", "not"})  # fmt: skip
+
+
+def shared_cut(own: Mapping[str, Let], later: Sequence[Pass]) -> list[Let]:
+    """Lets of one pass that later passes have too and build upon."""
+    common = {let.name for p in later for let in p.body if let.name in own}
+    used: set[str] = set()
+    for p in later:
+        used |= {n for let in p.body if let.name not in common for n in references(let)}
+        used |= {r.value for r in p.reductions} | {s.value for s in p.stores}
+    return [let for n, let in own.items() if n in common & used and not isinstance(let.value, Const | Coordinate)]
 
 
 def closure(names: Iterable[str], lets: Iterable[Let], stop: Iterable[str] = ()) -> set[str]:
@@ -89,7 +113,8 @@ class OpPrinter:
         for d, stride in enumerate(index.strides):
             if stride:
                 coordinate = self.coordinate(d, lane)
-                terms.append(coordinate if stride == 1 else f"{coordinate} * {stride}")
+                wide = f"Index({coordinate})" if self.layout.reduces else coordinate
+                terms.append(coordinate if stride == 1 else f"{wide} * {stride}")
         if index.offset or not terms:
             terms.append(str(index.offset))
         return " + ".join(terms)
@@ -188,6 +213,7 @@ class OpPrinter:
         lines = self.flat_coordinates(lets)
         ends = [r.value for r in p.reductions] + [s.value for s in p.stores]
         lines += self.uses_values(lets, ends, available)
+        replaced = self.names.replaced if held else None
         for let in lets:
             if self.is_fetched(let):
                 lanes, _ = self.fetch_text(let.value)  # type: ignore[arg-type]
@@ -201,6 +227,12 @@ class OpPrinter:
                     lines.append(f"held.{name}[j] = {name};")
                 else:
                     lines.append(f"const {C_TYPES[let.dtype]} {name} = REUSE ? held.{name}[j] : {_paren(text)};")
+            elif replaced is not None and let.name == replaced.name and number:
+                slot = f"held.{c_name(self.names.held[0].name)}[j]"
+                text = f"REUSE ? {slot} : {_paren(text)}" if number > 1 else text
+                lines.append(f"const {C_TYPES[let.dtype]} {name} = {text};")
+                if number == 1:
+                    lines.append(f"{slot} = {name};")
             else:
                 lines.append(f"const {C_TYPES[let.dtype]} {name} = {text};")
         for r in p.reductions:

@@ -42,6 +42,9 @@ def space_of(names: Names, layout: Layout, facts: DeviceFacts) -> Space:
     build = _columns if layout.kind == "columns" else _rows if layout.reduces else _pointwise
     default, choices = build(names, layout, facts)
     _fit_registers(default, names, layout)
+    if default.get("MODE") == SPLIT and layout.kind != "columns":  # all blocks at once, if rows are few
+        together = facts.processors * default["BLOCKS_PER_SM"] // names.kernel.rows
+        default["TEAM"] = min(default["TEAM"], max(2, together))
     if layout.reduces:
         default["SHARED_LIMIT"] = facts.shared_bytes
     tried = {macro: tuple(sorted({*values, default[macro]})) for macro, values in choices.items()}
@@ -86,7 +89,7 @@ def _vector(names: Names, layout: Layout) -> int:
 def _pointwise(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
     vec = _vector(names, layout)
     loads = max(1, sum(1 for p in names.kernel.passes for let in p.body if _is_bulk(names, layout, let.name)))
-    default = {"VEC": vec, "THREADS": 256, "UNROLL": 4 if loads == 1 and vec <= 4 else 2, "BLOCKS_PER_SM": 4,
+    default = {"VEC": vec, "THREADS": 128, "UNROLL": 2 if loads == 1 and vec <= 4 else 1, "BLOCKS_PER_SM": 8,
                "PERSISTENT": 0, "LOAD_CACHE": 1, "STORE_CACHE": 1}  # fmt: skip
     return default, {"VEC": tuple(v for v in layout.vectors if v >= vec // 2), "UNROLL": (1, 2, 4, 8),
                      "THREADS": (128, 256, 512), "PERSISTENT": (0, 1, 4), "STORE_CACHE": (0, 1),
@@ -134,9 +137,9 @@ def _rows(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str, i
     elif held:
         _hold_long_rows(default, choices, items, held, rows, facts)
     else:
-        team = clamp(1, facts.processors * 8 // max(1, rows), max(1, items // (256 * 8)))
+        team = clamp(1, facts.processors * 4 // max(1, rows), max(1, items // (256 * 8)))
         default |= {"TEAM": team, "MODE": SPLIT if team > 1 else BLOCK, "BLOCKS_PER_SM": 4}
-        choices |= {"TEAM": (1, max(1, team // 2), team, team * 2), "THREADS": (128, 256, 512),
+        choices |= {"TEAM": (1, max(1, team // 2), team, team * 2, team * 4), "THREADS": (128, 256, 512),
                     "BLOCKS_PER_SM": (2, 4, 8)}  # fmt: skip
     return default, choices
 
@@ -148,7 +151,7 @@ def _hold_long_rows(default: dict[str, int], choices: dict[str, tuple[int, ...]]
     threads = 512
     slots = {n: (facts.shared_bytes // n - 2048) // (threads * held) for n in (1, 2, 3)}  # items of a thread
     teams = {n: -(-items // (slots[n] * threads)) for n in slots}
-    default |= {"THREADS": threads, "PERSISTENT": 1, "PREFETCH": 1, "UNROLL": 4}
+    default |= {"THREADS": threads, "PERSISTENT": 1, "PREFETCH": 1, "UNROLL": 4}  # measured on an H200
     choices |= {"THREADS": (256, 512, 1024), "UNROLL": (1, 2, 4, 8), "PERSISTENT": (0, 1), "PREFETCH": (0, 1)}
     share = next((n for n in (3, 2, 1) if teams[n] <= 16), 0)
     if share:  # one block, or a cluster
@@ -175,8 +178,8 @@ def _columns(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str
     kernel, vec = names.kernel, _vector(names, layout)
     groups, items = kernel.rows // vec, kernel.row_size
     columns = clamp(1, power_of_two(layout.sizes[layout.axis] // vec), 128 // min(vec, 4))
-    threads = clamp(max(32, columns), columns * power_of_two(min(items, 8)), 512)
     held = held_bytes(names) * vec
+    threads = clamp(max(32, columns), columns * power_of_two(min(items, 8)), 512 if held or vec > 1 else 1024)
     blocks = -(-groups // columns)
     team = clamp(1, facts.processors * 8 // max(1, blocks), max(1, items // (threads // columns * 8)))
     if held:
@@ -184,10 +187,10 @@ def _columns(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str
             threads *= 2
     steps = -(-items // (threads // columns))
     default = {"VEC": vec, "THREADS": threads, "COLUMNS": columns, "TEAM": team, "MODE": SPLIT if team > 1 else BLOCK,
-               "REG_ITEMS": 0, "SHARED_ITEMS": 0, "UNROLL": 4 if vec * 4 > 4 else 8, "BLOCKS_PER_SM": 2,
-               "PERSISTENT": 0, "PREFETCH": 0, "LOAD_CACHE": 0, "STORE_CACHE": 1}  # fmt: skip
+               "REG_ITEMS": 0, "SHARED_ITEMS": 0, "UNROLL": 4, "BLOCKS_PER_SM": 2,
+               "PERSISTENT": 0, "PREFETCH": 0, "LOAD_CACHE": 1 if held else 0, "STORE_CACHE": 1}  # fmt: skip
     choices: dict[str, tuple[int, ...]] = {
-        "VEC": tuple(v for v in layout.vectors if v <= vec), "THREADS": (128, 256, 512, 1024), "UNROLL": (2, 4, 8, 16),
+        "VEC": tuple(v for v in layout.vectors if v <= vec), "THREADS": (128, 256, 512, 1024), "UNROLL": (2, 4, 8),
         "COLUMNS": tuple(c for c in (columns // 2, columns, columns * 2, columns * 4) if 1 <= c <= 256),
         "BLOCKS_PER_SM": (1, 2, 4), "LOAD_CACHE": (0, 1, 2),
     }  # fmt: skip

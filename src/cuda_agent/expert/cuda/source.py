@@ -61,6 +61,8 @@ def _indent(lines: Iterable[str], by: int) -> list[str]:
 def _op(names: Names, printer: OpPrinter, layout: Layout) -> list[str]:
     kernel = names.kernel
     lines = ["struct Op {", f"  using Index = {layout.index_type};"]
+    if layout.reduces:
+        lines.append(f"  using Inner = {layout.inner_type};  // of what lies within a row")
     lines += [f"  const {C_TYPES[names.plan.buffer(n).dtype]}* {n};" for n in kernel.reads]
     lines += [f"  {C_TYPES[names.plan.buffer(n).dtype]}* {n};" for n in kernel.writes]
     lines += ["", *_indent(_at(kernel, layout), 2), ""]
@@ -96,15 +98,19 @@ def _at(kernel: Kernel, layout: Layout) -> list[str]:
             "  return At{item * VEC, 0, left < VEC ? int(left) : VEC};",
             "}",
         ]
-    members = ", ".join(layout.names)
-    lines = ["struct At {  // one item: coordinates of its first lane", f"  Index {members};"]
+    lines = ["struct At {  // one item: coordinates of its first lane"]
+    kinds = ("Index", layout.names[: len(kernel.outer)]), ("Inner", layout.names[len(kernel.outer) :])
+    if not layout.reduces:
+        kinds = ("Index", layout.names), ("Inner", ())
+    lines += [f"  {kind} {', '.join(names)};" for kind, names in kinds if names]
     if layout.kind == "shifted":
         lines += [
             "  int low, high;  // lanes that exist",
             "  DEVICE bool has(int j) const { return j >= low && j < high; }",
             "  DEVICE bool full() const { return low <= 0 && high >= VEC; }",
         ]
-    lines += ["};", "DEVICE static At at(Index group, Index item) {", "  At at{};"]
+    item = "Inner" if layout.reduces else "Index"
+    lines += ["};", f"DEVICE static At at(Index group, {item} item) {{", "  At at{};"]
     outer = len(kernel.outer)
     rows, inner = list(range(outer)), list(range(outer, len(layout.names)))
     if layout.kind == "pointwise":
@@ -118,7 +124,7 @@ def _at(kernel: Kernel, layout: Layout) -> list[str]:
                           + [str(layout.reference.offset % 16)])  # fmt: skip
         size = layout.sizes[-1]
         lines += [
-            f"  const Index shift = ({base}) % VEC;  // of the row's start, so that vectors are aligned",
+            f"  const Inner shift = Inner(({base}) % VEC);  // of the row's start, so that vectors are aligned",
             "  at.i0 = item * VEC - shift;",
             "  at.low = -int(at.i0);",
             f"  at.high = {size} - at.i0 < VEC ? int({size} - at.i0) : VEC;",
@@ -172,6 +178,7 @@ def _constants(names: Names, layout: Layout) -> list[str]:
     finish = "true" if kernel.tail or kernel.row_stores else "false"
     return [
         *lines,
+        f"static constexpr int kReplace = {1 if names.replaced else -1};  // the pass that changes what is held",
         f"static constexpr bool kAlongRow = {'false' if columns else 'true'}, kHasFinish = {finish};",
         f"static constexpr int kPasses = {len(kernel.passes)}, kLanes = {'VEC' if columns else '1'};",
         f"static constexpr int kStateBytes = {widest};",
@@ -184,7 +191,7 @@ def _constants(names: Names, layout: Layout) -> list[str]:
         "static constexpr int kWindowBytes = kMode == CLUSTER ? 2 * kPartialBytes : 0;",
         f"static constexpr int kCounterBytes = {COUNTER_BYTES};",
         "static constexpr int kHeldBytes = THREADS * int(sizeof(Held));",
-        "static constexpr int kShare = SHARED_LIMIT / kBlocksPerSm - 1024;  // of a block; the driver takes 1 KiB itself",
+        "static constexpr int kShare = SHARED_LIMIT / kBlocksPerSm - 1024;  // the driver takes 1 KiB of each block",
         "static constexpr int kSharedRoom = larger(0, (kShare - kCombineBytes - kWindowBytes) / kHeldBytes);",
         f"static constexpr int kRegItems = {'REG_ITEMS' if names.held else '0'};",
         f"static constexpr int kSharedItems = {'smaller(SHARED_ITEMS, kSharedRoom)' if names.held else '0'};",

@@ -28,36 +28,39 @@ struct Nothing {
   DEVICE void merge(const Nothing&) {}
 };
 
-// What a thread is within its block and team, and the items it owns.
+// What a thread is within its block and team, and the items it owns. The blocks of a team go through a row side by side,
+// so that together they read memory in order.
 template <class Op>
 struct Place {
   using Index = typename Op::Index;
+  using Inner = typename Op::Inner;
   static constexpr int PER_GROUP = Op::kThreads / Op::kGroups;
-  static constexpr int64_t SLICE = ceil_div(Op::kItems, Op::kTeam);
-  static constexpr int64_t STEPS = ceil_div(SLICE, PER_GROUP);
-  static constexpr bool EVEN = Op::kItems % (int64_t(Op::kTeam) * PER_GROUP) == 0;
+  static constexpr int CHUNK = Op::kMode == SPLIT ? Op::kUnroll : 1;  // steps in which a block stays among neighbours
+  static constexpr int64_t TURN = int64_t(Op::kTeam) * PER_GROUP * CHUNK;
+  static constexpr int64_t STEPS = ceil_div(Op::kItems, TURN) * CHUNK;
+  static constexpr bool EVEN = Op::kItems % TURN == 0;
   static constexpr int REGS = Op::kMode == SPLIT || Op::kRegItems < 0 ? 0 : Op::kRegItems < STEPS ? Op::kRegItems : STEPS;
   static constexpr int SHARED =
       Op::kMode == SPLIT ? 0 : (Op::kSharedItems < STEPS - REGS ? Op::kSharedItems : STEPS - REGS);
 
   Index group;  // of this thread
-  Index first;  // item of this block's slice
-  Index count;  // items in the slice
+  int rank;     // of this block in its team
   int position;
   bool active;  // whether the group exists
 
-  DEVICE Place(Index block, int rank) {
+  DEVICE Place(Index block, int rank) : rank(rank) {
     const int local = Op::kAlongRow ? threadIdx.x / PER_GROUP : threadIdx.x % Op::kGroups;
     position = Op::kAlongRow ? threadIdx.x % PER_GROUP : threadIdx.x / Op::kGroups;
     group = block * Op::kGroups + local;
     active = int64_t(group) < Op::kAllGroups;
     if (!active) group = Op::kAllGroups - 1;
-    const int64_t begin = SLICE * rank;
-    first = Index(begin);
-    count = Index(active ? most(0, least(SLICE, Op::kItems - begin)) : 0);
   }
-  DEVICE bool has(Index step) const { return EVEN ? active : step * PER_GROUP + position < count; }
-  DEVICE Index item(Index step) const { return first + step * PER_GROUP + position; }
+  DEVICE bool has(Inner step) const { return active && (EVEN || item(step) < Inner(Op::kItems)); }
+  DEVICE Inner item(Inner step) const {
+    if constexpr (CHUNK == 1) return (step * Op::kTeam + rank) * PER_GROUP + position;
+    const auto k = std::make_unsigned_t<Inner>(step);
+    return (Inner(k / CHUNK) * Op::kTeam + rank) * (PER_GROUP * CHUNK) + Inner(k % CHUNK) * PER_GROUP + position;
+  }
 };
 
 template <class S>
@@ -107,19 +110,27 @@ DEVICE void combine(S (&s)[N], char* scratch) {
 
 // Steps [begin, end) of a thread, UNROLL at a time, so that that many loads are in flight.
 template <bool REUSE, class Op, class P, class S, class Keep>
-DEVICE void sweep_steps(const Op& op, P pass, const Place<Op>& place, typename Op::Index begin, typename Op::Index end,
+DEVICE void sweep_steps(const Op& op, P pass, const Place<Op>& place, typename Op::Inner begin, typename Op::Inner end,
                         Keep keep, const typename Op::Values& v, S (&s)[Op::kVec]) {
   using In = decltype(op.fetch(pass, Flag<REUSE>{}, op.at(0, 0)));
+  using Inner = typename Op::Inner;
   constexpr int U = Op::kUnroll;
-#pragma unroll 1
-  for (typename Op::Index k = begin; k < end; k += U) {
+  auto turn = [&](auto whole, Inner k) {
+    constexpr bool WHOLE = decltype(whole)::value;  // no step is missing
     In in[U];
 #pragma unroll
     for (int u = 0; u < U; ++u)
-      if (k + u < end && place.has(k + u)) in[u] = op.fetch(pass, Flag<REUSE>{}, op.at(place.group, place.item(k + u)));
+      if (WHOLE || (k + u < end && place.has(k + u)))
+        in[u] = op.fetch(pass, Flag<REUSE>{}, op.at(place.group, place.item(k + u)));
 #pragma unroll
     for (int u = 0; u < U; ++u)
-      if (k + u < end && place.has(k + u)) keep(k + u, op.at(place.group, place.item(k + u)), in[u], s);
+      if (WHOLE || (k + u < end && place.has(k + u)))
+        keep(k + u, op.at(place.group, place.item(k + u)), in[u], s);
+  };
+#pragma unroll 1
+  for (Inner k = begin; k < end; k += U) {
+    if (k + U <= end && place.has(k + U - 1)) turn(Flag<true>{}, k);
+    else turn(Flag<false>{}, k);
   }
 }
 
@@ -127,7 +138,7 @@ DEVICE void sweep_steps(const Op& op, P pass, const Place<Op>& place, typename O
 template <bool SAVE, bool REUSE, class Op, class P, class S>
 DEVICE void sweep(const Op& op, P pass, const Place<Op>& place, typename Op::Held* regs, typename Op::Held* shared,
                   const typename Op::Values& v, S (&s)[Op::kVec]) {
-  using Index = typename Op::Index;
+  using Inner = typename Op::Inner;
   using Held = typename Op::Held;
   using In = decltype(op.fetch(pass, Flag<REUSE>{}, op.at(0, 0)));
   constexpr int U = Op::kUnroll;
@@ -145,8 +156,8 @@ DEVICE void sweep(const Op& op, P pass, const Place<Op>& place, typename Op::Hel
         op.body(pass, Flag<REUSE>{}, op.at(place.group, place.item(k + u)), in[u], regs[k + u], s, v);
   }
   if constexpr (SHARED > 0) {
-    sweep_steps<REUSE>(op, pass, place, Index(REGS), Index(REGS + SHARED),
-                       [&](Index k, const auto& at, const In& in, S(&t)[Op::kVec]) {
+    sweep_steps<REUSE>(op, pass, place, Inner(REGS), Inner(REGS + SHARED),
+                       [&](Inner k, const auto& at, const In& in, S(&t)[Op::kVec]) {
                          Held* slot = shared + (k - REGS) * Op::kThreads;
                          Held held;
                          if (REUSE) held = *slot;
@@ -155,18 +166,18 @@ DEVICE void sweep(const Op& op, P pass, const Place<Op>& place, typename Op::Hel
                        },
                        v, s);
   }
-  constexpr Index BEGIN = REGS + SHARED, END = Place<Op>::STEPS;
+  constexpr Inner BEGIN = REGS + SHARED, END = Place<Op>::STEPS;
   if constexpr (BEGIN < END) {
     using Reread = decltype(op.fetch(pass, Flag<false>{}, op.at(0, 0)));
-    auto body = [&](Index, const auto& at, const Reread& in, S(&t)[Op::kVec]) {
+    auto body = [&](Inner, const auto& at, const Reread& in, S(&t)[Op::kVec]) {
       Held unused;
       op.body(pass, Flag<false>{}, at, in, unused, t, v);
     };
-    constexpr Index CHUNK = 256;  // partial results bound the rounding error of long sums
+    constexpr Inner CHUNK = 256;  // partial results bound the rounding error of long sums
     if constexpr (END - BEGIN <= 2 * CHUNK || std::is_same_v<S, Nothing>) {
       sweep_steps<false>(op, pass, place, BEGIN, END, body, v, s);
     } else {
-      for (Index k = BEGIN; k < END; k += CHUNK) {
+      for (Inner k = BEGIN; k < END; k += CHUNK) {
         S t[Op::kVec];
         sweep_steps<false>(op, pass, place, k, k + CHUNK < END ? k + CHUNK : END, body, v, t);
 #pragma unroll

@@ -117,7 +117,7 @@ struct Team {
 template <class Op>
 DEVICE void prefetch(const Op& op, const Place<Op>& place) {
   if (place.position % Op::kPrefetchStep != 0) return;
-  for (typename Op::Index k = 0; k < Place<Op>::STEPS; ++k)
+  for (typename Op::Inner k = 0; k < Place<Op>::STEPS; ++k)
     if (place.has(k)) op.prefetch(op.at(place.group, place.item(k)));
 }
 
@@ -129,7 +129,7 @@ DEVICE void run_passes(const Op& op, Team<Op>& team, const Place<Op>& place, typ
   if constexpr (P < Op::kPasses) {
     using S = decltype(op.state(Pass<P>{}));
     S s[Op::kVec];
-    sweep<P == 0, (P > 0)>(op, Pass<P>{}, place, regs, shared, v, s);
+    sweep<P == 0 || P == Op::kReplace, (P > 0)>(op, Pass<P>{}, place, regs, shared, v, s);
     if constexpr (P == 0 && Op::kPrefetch) {
       if (next < ceil_div(Op::kAllGroups, Op::kGroups)) prefetch(op, Place<Op>(next, team.rank));
     }
