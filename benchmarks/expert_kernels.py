@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import hashlib
 import itertools
 import json
 import operator
@@ -23,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,8 @@ from typing import Any
 import torch
 from report import finish
 
-from cuda_agent.backends.toolchain import cuda_toolchain
+from cuda_agent.candidate import BuildUnit, Candidate, Toolchain
+from cuda_agent.candidate import plan as build_units
 from cuda_agent.errors import CudaAgentError
 from cuda_agent.expert.capture import capture_source
 from cuda_agent.expert.cuda import CudaEmitter
@@ -47,31 +47,30 @@ Change = tuple[str, str, int]  # kernel, macro, value
 
 
 class Builder:
-    """Compiles each distinct source and schedule once, in the background."""
+    """Compiles each distinct source and schedule once, as the judge would, in the background."""
 
     def __init__(self, folder: Path, arch: str) -> None:
-        self.folder, self.arch = folder, arch
+        self.folder, self.toolchain = folder, Toolchain.detect("cuda", arch)
         self.pool = ThreadPoolExecutor(os.cpu_count())
         self.builds: dict[str, Future[Path]] = {}
 
-    def submit(self, files: Mapping[str, bytes], kernel: str, macros: Mapping[str, int]) -> Future[Path]:
-        source = files[f"kernels/{kernel}.cu"]
-        key = hashlib.sha256(source + repr(sorted(macros.items())).encode()).hexdigest()[:20]
-        if key not in self.builds:
-            self.builds[key] = self.pool.submit(self._compile, key, files, kernel, macros)
-        return self.builds[key]
+    def submit(self, files: Mapping[str, bytes]) -> dict[str, Future[Path]]:
+        """Kernel name → its shared object."""
+        units = build_units(Candidate(files, "launchers"), "cuda", self.toolchain)
+        for unit in units:
+            if unit.key not in self.builds:
+                self.builds[unit.key] = self.pool.submit(self._compile, unit)
+        return {unit.name: self.builds[unit.key] for unit in units}
 
-    def _compile(self, key: str, files: Mapping[str, bytes], kernel: str, macros: Mapping[str, int]) -> Path:
-        folder = self.folder / key
-        folder.mkdir()
-        for path, content in files.items():
-            if path.endswith(".cuh") or path == f"kernels/{kernel}.cu":
-                (folder / Path(path).name).write_bytes(content)
-        command = cuda_toolchain(self.arch).command([folder / f"{kernel}.cu"], folder / "k.so", macros=macros)
-        done = subprocess.run(command, capture_output=True, text=True)
+    def _compile(self, unit: BuildUnit) -> Path:
+        folder = self.folder / unit.key
+        for path, content in unit.files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+        done = subprocess.run(unit.argv, cwd=folder, capture_output=True, text=True)
         if done.returncode:
-            raise RuntimeError(f"{kernel} {dict(macros)}: {done.stderr[:500]}")
-        return folder / "k.so"
+            raise RuntimeError(f"{unit.argv}: {done.stderr[:500]}")
+        return folder / unit.output
 
 
 @dataclass
@@ -82,11 +81,11 @@ class Entry:
     name: str
     code: str
     plan: Plan
-    files: Mapping[str, bytes]
     spaces: Mapping[str, Space]
     builds: dict[tuple[Change, ...], dict[str, Future[Path]]] = field(default_factory=dict)
     times: dict[tuple[Change, ...], float | str] = field(default_factory=dict)
     error: float | None = None
+    copy: float | None = None
 
     def schedule(self, changes: tuple[Change, ...]) -> dict[str, dict[str, int]]:
         made = {name: dict(space.default) for name, space in self.spaces.items()}
@@ -95,8 +94,7 @@ class Entry:
         return made
 
     def submit(self, builder: Builder, changes: tuple[Change, ...]) -> None:
-        schedule = self.schedule(changes)
-        self.builds[changes] = {n: builder.submit(self.files, n, macros) for n, macros in schedule.items()}
+        self.builds[changes] = builder.submit(CudaEmitter().emit(self.plan, self.schedule(changes)))
 
     @property
     def best(self) -> tuple[float, tuple[Change, ...]] | None:
@@ -115,11 +113,18 @@ def neighbours(entry: Entry, limit: int) -> Iterator[tuple[Change, ...]]:
         yield (change,)
 
 
+def named(entry: Entry, macros: Mapping[str, int]) -> tuple[Change, ...]:
+    """Changes written as `MACRO` or `kernel.MACRO` (without a kernel: the first) and values."""
+    first, changes = next(iter(entry.spaces)), []
+    for name, value in macros.items():
+        kernel, _, macro = name.rpartition(".")
+        changes.append((kernel or first, macro, value))
+    return tuple(changes)
+
+
 def prepare(row: Mapping[str, Any]) -> Entry:
     plan = plan_graph(capture_source(row["code"], "cuda")).plan
-    emitter = CudaEmitter()
-    files = emitter.emit(plan, {})
-    return Entry(row["problem_id"], row["name"], row["code"], plan, files, emitter.space(plan))
+    return Entry(row["problem_id"], row["name"], row["code"], plan, CudaEmitter().space(plan))
 
 
 class Bench:
@@ -183,6 +188,21 @@ class Bench:
         torch.cuda.synchronize()
         return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(events))
 
+    def copy(self) -> float | None:
+        """Milliseconds of PyTorch's own copy, where one input and one output have the same size."""
+        source = next(iter(self.inputs[0].values()))
+        target = self.memory.get(self.entry.plan.results[0])
+        if target is None or target.shape != source.shape or target.dtype != source.dtype:
+            return None
+        return self.time(lambda number: target.copy_(source))
+
+    def warm_up(self, run: Any, seconds: float = 0.15) -> None:
+        """Clocks rise."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            run(0)
+            torch.cuda.synchronize()
+
     def difference(self, run: Any) -> float:
         """Largest ‖ours - eager‖ / ‖eager‖ over the outputs; for integers, the share that differs."""
         outputs = [self.memory[n] for n in self.entry.plan.results]
@@ -215,13 +235,11 @@ def floor_ms(plan: Plan) -> float:
     return total / (READ if written * 20 < total else COPY)
 
 
-def measure(bench: Bench, changes: tuple[Change, ...]) -> None:
+def measure(bench: Bench, changes: tuple[Change, ...], repeats: int = 7) -> None:
     entry = bench.entry
     try:
         run = bench.runner({name: build.result() for name, build in entry.builds[changes].items()})
-        if not changes:
-            entry.error = bench.difference(run)
-        entry.times[changes] = bench.time(run)
+        entry.times[changes] = bench.time(run, repeats)
     except RuntimeError as error:
         entry.times[changes] = str(error)
         if "CUDA error" in str(error) or "illegal" in str(error):
@@ -229,8 +247,14 @@ def measure(bench: Bench, changes: tuple[Change, ...]) -> None:
 
 
 def tune(entry: Entry, builder: Builder) -> None:
-    """Default, neighbours, then everything that helped at once."""
+    """Default and others, then everything that helped at once; the fastest and the default once more."""
+    builds = [build for made in entry.builds.values() for build in made.values()]
+    wait(builds)
     bench = Bench(entry)
+    run = bench.runner({name: build.result() for name, build in entry.builds[()].items()})
+    entry.error = bench.difference(run)
+    bench.warm_up(run)
+    entry.copy = bench.copy()
     for changes in list(entry.builds):
         measure(bench, changes)
     base = entry.times[()]
@@ -238,14 +262,17 @@ def tune(entry: Entry, builder: Builder) -> None:
         return
     helped: dict[tuple[str, str], tuple[float, Change]] = {}
     for changes, t in entry.times.items():
-        if changes and isinstance(t, float) and t < 0.99 * base:
+        if len(changes) == 1 and isinstance(t, float) and t < 0.99 * base:
             key = changes[0][:2]
             helped[key] = min(helped.get(key, (t, changes[0])), (t, changes[0]))
     ranked = [change for _, change in sorted(helped.values())]
     for count in range(2, min(len(ranked), 4) + 1):
         entry.submit(builder, tuple(ranked[:count]))
-    for changes in [c for c in entry.builds if len(c) > 1]:
+    for changes in [c for c in entry.builds if c not in entry.times]:
         measure(bench, changes)
+    found = sorted((t, c) for c, t in entry.times.items() if isinstance(t, float))
+    for changes in [(), *(c for _, c in found[:4] if c)]:
+        measure(bench, changes, 21)
     while (best := entry.best) and best[1]:  # the winner has to be right
         run = bench.runner({name: build.result() for name, build in entry.builds[best[1]].items()})
         error = bench.difference(run)
@@ -266,6 +293,7 @@ def main() -> None:
     parser.add_argument("--ids", default=DEFAULT_IDS, help="of level 1")
     parser.add_argument("--variants", type=int, default=8, help="other schedules for each task")
     parser.add_argument("--more", default="", help="id=count,…: other numbers of variants for these tasks")
+    parser.add_argument("--schedules", type=Path, help='JSON of more schedules to try: {"23": [{"TEAM": 8}, …], …}')
     parser.add_argument("--seconds", type=float, default=600, help="stop starting tasks after so long")
     options = parser.parse_args()
     started, wanted = time.monotonic(), numbers(options.ids)
@@ -284,11 +312,14 @@ def main() -> None:
             try:
                 entry = prepare(rows[number])
             except (CudaAgentError, AssertionError, KeyError) as error:
-                table.append([number, rows[number]["name"][:24], *[None] * 5, "", None, None, str(error)[:60]])
+                table.append([number, rows[number]["name"][:24], *[None] * 6, "", None, None, str(error)[:60]])
                 continue
             entry.submit(builder, ())
             entries.append(entry)
+        tried = json.loads(options.schedules.read_text()) if options.schedules else {}
         for entry in entries:  # after all defaults, which everybody needs
+            for macros in tried.get(str(entry.number), ()):
+                entry.submit(builder, named(entry, macros))
             for changes in neighbours(entry, more.get(entry.number, options.variants)):
                 entry.submit(builder, changes)
         print(f"{len(builder.builds)} builds submitted after {time.monotonic() - started:.0f} s", file=sys.stderr)
@@ -311,13 +342,26 @@ def main() -> None:
             )
         builder.pool.shutdown(cancel_futures=True)
     print(f"took {time.monotonic() - started:.0f} s", file=sys.stderr)
-    columns = ["id", "name", "eager", "compile", "default", "best", "floor", "best schedule", "fraction", "error", "ok"]
+    columns = [
+        "id",
+        "name",
+        "eager",
+        "compile",
+        "copy",
+        "default",
+        "best",
+        "floor",
+        "best schedule",
+        "fraction",
+        "error",
+        "ok",
+    ]
     finish("expert_kernels", "cuda", columns, sorted(table), details)
 
 
 def row_of(entry: Entry, known: Mapping[str, Any]) -> list[Any]:
     base, best, floor = entry.times.get(()), entry.best, floor_ms(entry.plan)
-    head = [entry.number, entry.name[:24], known.get("eager"), known.get("compile")]
+    head = [entry.number, entry.name[:24], known.get("eager"), known.get("compile"), entry.copy]
     if not isinstance(base, float) or best is None:
         return [*head, None, None, floor, "", None, entry.error, str(base)[:60]]
     many = len(entry.spaces) > 1

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from cuda_agent.backends.toolchain import cuda_toolchain
+from cuda_agent.candidate import Candidate, Toolchain
+from cuda_agent.candidate import plan as build_units
 from cuda_agent.expert.cuda import CudaEmitter
 from cuda_agent.expert.ir import Plan
 
@@ -30,20 +31,19 @@ class Built:
 
 
 def build(folder: Path, plan: Plan, changes: Mapping[str, int] | None = None, arch: str = ARCH) -> Built:
-    """Compile all kernels of a plan; changes: macros of every kernel that differ from its default schedule."""
+    """Compile all kernels of a plan as the judge would; changes: macros that differ from the default."""
     emitter = CudaEmitter()
     spaces = emitter.space(plan)
     schedule = {name: {**space.default, **(changes or {})} for name, space in spaces.items()}
-    for path, content in emitter.emit(plan, schedule).items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(content)
+    candidate = Candidate(emitter.emit(plan, schedule), "launchers")
     objects, report = {}, ""
-    for kernel in plan.kernels:
-        objects[kernel.name] = folder / f"{kernel.name}.so"
-        source = folder / "kernels" / f"{kernel.name}.cu"
-        command = cuda_toolchain(arch).report_command([source], objects[kernel.name], schedule[kernel.name])
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, f"{kernel.name} {schedule[kernel.name]}\n{done.stderr}"
+    for unit in build_units(candidate, "cuda", Toolchain.detect("cuda", arch)):
+        for path, content in unit.files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+        done = subprocess.run(unit.argv, cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, f"{unit.name} {schedule[unit.name]}\n{done.stderr}"
+        objects[unit.name] = folder / unit.output
         report += done.stderr
     return Built(objects, report)
 
