@@ -351,7 +351,8 @@ def _kernel_name(nest: Nest, taken: set[str]) -> str:
     kinds = list(dict.fromkeys(r.kind for r, _ in nest.reductions.values()))
     fns = [d.value.fn for d in nest.lets.values() if hasattr(d.value, "fn")]
     telling = [f for f in dict.fromkeys(fns) if f in _TELLING]
-    heads = [f"row_{k}" if nest.outer else k for k in kinds[:2]] or ["pointwise"]  # never a name of C's library
+    place = "row" if nest.outer else "full"  # never a bare name: C's library or Python may have it
+    heads = [f"{place}_{k}" for k in kinds[:2]] or ["pointwise"]
     stem = "_".join([*heads, *telling[:2]])
     name, n = stem, 2
     while name in taken:
