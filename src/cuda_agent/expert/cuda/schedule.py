@@ -139,7 +139,7 @@ def _rows(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str, i
     else:
         team = clamp(1, facts.processors * 4 // max(1, rows), max(1, items // (256 * 8)))
         default |= {"TEAM": team, "MODE": SPLIT if team > 1 else BLOCK, "BLOCKS_PER_SM": 4}
-        choices |= {"TEAM": (1, max(1, team // 2), team, team * 2, team * 4), "THREADS": (128, 256, 512),
+        choices |= {"TEAM": (1, max(1, team // 2), team, team * 2, team * 4, team * 16), "THREADS": (128, 256, 512),
                     "BLOCKS_PER_SM": (2, 4, 8)}  # fmt: skip
     return default, choices
 
