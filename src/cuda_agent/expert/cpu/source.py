@@ -1,0 +1,496 @@
+"""One kernel as C++ text.
+
+Three shapes. *Rows*: the innermost loop runs along a row; rows, or tiles of rows without reductions, are split over the
+threads, and a row's later passes find it in the cache. *Shared rows*: too few rows for the threads, so that each row is
+split over them and their partial results are combined in order. *Columns*: memory is contiguous along rows' own index,
+so that a block of neighbouring rows is computed side by side, one vector lane each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
+
+from cuda_agent.expert.cpu.expressions import C_TYPES, EXPENSIVE, affine, least, literal, position, value_of
+from cuda_agent.expert.ir import ITEMSIZE, Buffer, Const, Dtype, Kernel, Let, Op, Pass, Reduction, Store
+
+Shape = Literal["rows", "shared", "columns"]
+
+THREADS = 64  # more than this many threads gain nothing in a memory-bound kernel; a row's split partials fit
+KEPT_BYTES = 1 << 17  # of a row's values kept for a later pass: a part of one core's L2 cache
+_FLOATS = ("float32", "float64")
+
+
+def shape_of(kernel: Kernel) -> Shape:
+    if not kernel.reductions:
+        return "rows"
+    axis = kernel.vector_axis()
+    last_outer = len(kernel.outer) - 1
+    if axis is not None and axis == last_outer and kernel.outer[axis] >= 8:
+        return "columns"
+    single = len(kernel.passes) == 1 and not kernel.passes[0].stores
+    if single and kernel.rows < 16 and kernel.row_size >= 1 << 14:
+        return "shared"
+    return "rows"
+
+
+def kept_lets(kernel: Kernel) -> list[Let]:
+    """Dear values that a later pass needs again."""
+    if shape_of(kernel) != "rows" or not kernel.reductions:
+        return []
+    seen: dict[str, Let] = {}
+    again: dict[str, Let] = {}
+    for sweep in kernel.passes:
+        for let in sweep.body:
+            if isinstance(let.value, Op) and let.value.fn in EXPENSIVE:
+                if let.name in seen:
+                    again[let.name] = let
+                seen[let.name] = let
+    fitting = [let for let in again.values() if kernel.row_size * ITEMSIZE[let.dtype] <= KEPT_BYTES]
+    return fitting[:2]
+
+
+def streamed(kernel: Kernel, buffers: Mapping[str, Buffer]) -> list[Store]:
+    """Stores along the innermost loop that may go past the caches."""
+    if shape_of(kernel) != "rows":
+        return []
+    stores = [s for p in kernel.passes for s in p.stores]
+    return [s for s in stores if s.index.strides and s.index.strides[-1] == 1 and not s.index.indirect]
+
+
+class KernelSource:
+    """Text of a kernel's .cpp file."""
+
+    def __init__(self, kernel: Kernel, buffers: Mapping[str, Buffer], defaults: Mapping[str, int]) -> None:
+        self.kernel, self.buffers, self.defaults = kernel, buffers, defaults
+        self.shape = shape_of(kernel)
+        self.dtypes: dict[str, Dtype] = {let.name: let.dtype for let in kernel.lets()}
+        self.dtypes |= {r.name: r.dtype for r in kernel.reductions}
+        self.constants = {let.name: let.value for let in kernel.lets() if isinstance(let.value, Const)}
+        self.kept = {let.name: let for let in kept_lets(kernel)}
+        self.stored_keeps: set[str] = set()
+        self.declared: set[str] = set()
+        self.lanes: set[str] = set()  # names that are arrays over columns
+        self.streams = {id(s) for s in streamed(kernel, buffers)}
+        self.lines: list[str] = []
+        self.depth = 0
+
+    def text(self) -> str:
+        kernel = self.kernel
+        self._put(f"// {kernel.doc or kernel.name}" + (f" (model.py: {_lines(kernel.lines)})" if kernel.lines else ""))
+        self._put("// cuda-agent: flags=-fno-math-errno,-fno-trapping-math")
+        for header in ("<omp.h>", "<algorithm>", "<cmath>", "<cstdint>", "<memory>", '"simd_math.h"', '"stream.h"'):
+            self._put(f"#include {header}")
+        self._put("")
+        for macro, value in self.defaults.items():
+            for line in (f"#ifndef {macro}", f"#define {macro} {value}", "#endif"):
+                self._put(line)
+        self._put("")
+        pointers = [f"const {self._type(b)}* __restrict {_pointer(b)}" for b in kernel.reads]
+        pointers += [f"{self._type(b)}* __restrict {_pointer(b)}" for b in kernel.writes]
+        with self._block(f'extern "C" void {kernel.name}({", ".join(pointers)})'):
+            {"rows": self._rows, "shared": self._shared_rows, "columns": self._columns}[self.shape]()
+        return "\n".join(self.lines) + "\n"
+
+    # Shapes
+
+    def _rows(self) -> None:
+        kernel = self.kernel
+        loops = (*kernel.outer, *kernel.inner)
+        if not kernel.reductions:
+            self._pointwise(loops)
+            return
+        with self._block("#pragma omp parallel\n"):
+            self._scratch()
+            self._put("#pragma omp for schedule(static)")
+            with self._block(f"for (int64_t row = 0; row < {kernel.rows}; ++row)"):
+                outer = self._decompose("row", kernel.outer, "i")
+                for sweep in kernel.passes:
+                    self._sweep(sweep, outer)
+                self._finish(outer)
+            self._put("if (STREAM) stream::fence();" if self.streams else "")
+
+    def _pointwise(self, loops: tuple[int, ...]) -> None:
+        """Tiles of the innermost loop are the work items."""
+        *outer_sizes, length = loops or (1,)
+        rows = math.prod(outer_sizes)
+        self._put(f"constexpr int64_t kTiles = ({length} + TILE - 1) / TILE;")
+        with self._block("#pragma omp parallel\n"):
+            self._scratch()
+            self._put("#pragma omp for schedule(static)")
+            with self._block(f"for (int64_t item = 0; item < {rows} * kTiles; ++item)"):
+                self._put(f"const int64_t lo = item % kTiles * TILE, m = std::min<int64_t>(TILE, {length} - lo);")
+                self._put("const int64_t row = item / kTiles;" if rows > 1 else "")
+                outer = self._decompose("row", tuple(outer_sizes), "i")
+                (sweep,) = self.kernel.passes
+                body = [*sweep.row, *sweep.body]
+                variables = [*outer, "j"] if loops else []
+                self._segment(Pass((), tuple(body), (), sweep.stores), variables)
+            self._put("if (STREAM) stream::fence();" if self.streams else "")
+
+    def _shared_rows(self) -> None:
+        kernel = self.kernel
+        (sweep,) = kernel.passes
+        self._put(f"const int threads = std::min(omp_get_max_threads(), {THREADS});")
+        with self._block(f"for (int64_t row = 0; row < {kernel.rows}; ++row)"):
+            outer = self._decompose("row", kernel.outer, "i")
+            self._lets(sweep.row, outer)
+            for r in sweep.reductions:
+                for name, kind, start in self._accumulators(r):
+                    self._put(f"{kind} part_{name}[{THREADS}];")
+                    self._put(f"std::fill(part_{name}, part_{name} + {THREADS}, {start});")
+            *segments, length = kernel.inner
+            count = math.prod(segments)
+            self._put(f"constexpr int64_t kTiles = ({length} + TILE - 1) / TILE;")
+            with self._block("#pragma omp parallel num_threads(threads)\n"):
+                self._start(sweep)
+                self._put("#pragma omp for schedule(static) nowait")
+                with self._block(f"for (int64_t item = 0; item < {count} * kTiles; ++item)"):
+                    self._put(f"const int64_t lo = item % kTiles * TILE, m = std::min<int64_t>(TILE, {length} - lo);")
+                    self._put("const int64_t segment = item / kTiles;" if count > 1 else "")
+                    inner = self._decompose("segment", tuple(segments), "k")
+                    self._segment(sweep, [*outer, *inner, "j"], self._linear(inner, "j"))
+                for r in sweep.reductions:
+                    for name, _, _ in self._accumulators(r):
+                        self._put(f"part_{name}[omp_get_thread_num()] = {name};")
+            self._start(sweep)
+            with self._block("for (int t = 0; t < threads; ++t)"):
+                for r in sweep.reductions:
+                    self._combine(r)
+            self._conclude(sweep)
+            self._finish(outer)
+
+    def _columns(self) -> None:
+        kernel = self.kernel
+        *before, width = kernel.outer
+        self._put(f"constexpr int64_t kBlocks = ({width} + COLUMNS - 1) / COLUMNS;")
+        self._put("#pragma omp parallel for schedule(static)")
+        with self._block(f"for (int64_t item = 0; item < {math.prod(before)} * kBlocks; ++item)"):
+            self._put(f"const int64_t c0 = item % kBlocks * COLUMNS, m = std::min<int64_t>(COLUMNS, {width} - c0);")
+            self._put("const int64_t row = item / kBlocks;" if before else "")
+            outer = [*self._decompose("row", tuple(before), "i"), "(c0 + c)"]
+            for sweep in kernel.passes:
+                self._column_lets(sweep.row, outer)
+                for r in sweep.reductions:
+                    for name, kind, start in self._accumulators(r):
+                        self._put(f"alignas(64) {kind} {name}[COLUMNS];")
+                        self._put(f"std::fill({name}, {name} + COLUMNS, {start});")
+                        self.lanes.add(name)
+                inner = [f"k{d}" for d in range(len(kernel.inner))]
+                with self._nest(kernel.inner, inner):
+                    self._put("#pragma omp simd")
+                    with self._block("for (int64_t c = 0; c < m; ++c)"):
+                        self._lets(self._needed(sweep), [*outer, *inner])
+                        for r in sweep.reductions:
+                            self._update(r, affine(0, _row_major(kernel.inner), inner))
+                        for store in sweep.stores:
+                            self._store(store, [*outer, *inner])
+                for r in sweep.reductions:
+                    self._column_result(r)
+            self._column_lets(kernel.tail, outer)
+            if kernel.row_stores:
+                self._put("#pragma omp simd")
+                with self._block("for (int64_t c = 0; c < m; ++c)"):
+                    for store in kernel.row_stores:
+                        self._store(store, [*outer, *["0"] * len(kernel.inner)])
+
+    # Parts of rows
+
+    def _scratch(self) -> None:
+        """Per-thread memory: tiles for streamed stores, values kept for later passes."""
+        for number, store in enumerate(s for p in self.kernel.passes for s in p.stores if id(s) in self.streams):
+            self._put(f"alignas(64) {self._type(store.buffer)} tile{number}[STREAM ? TILE : 1];")
+        for name, let in self.kept.items():
+            kind = C_TYPES[let.dtype]
+            self._put(f"const std::unique_ptr<{kind}[]> memory_{name}(new {kind}[KEEP ? {self.kernel.row_size} : 1]);")
+            self._put(f"{kind}* const kept_{name} = memory_{name}.get();")
+
+    def _sweep(self, sweep: Pass, outer: list[str]) -> None:
+        kernel = self.kernel
+        self._lets(sweep.row, outer)
+        self._start(sweep)
+        *segments, length = kernel.inner or (1,)
+        inner = [f"k{d}" for d in range(len(segments))]
+        with self._nest(tuple(segments), inner), self._block(f"for (int64_t lo = 0; lo < {length}; lo += TILE)"):
+            self._put(f"const int64_t m = std::min<int64_t>(TILE, {length} - lo);")
+            last = ["j"] if kernel.inner else []
+            self._segment(sweep, [*outer, *inner, *last], self._linear(inner, "j"))
+        self._conclude(sweep)
+
+    def _segment(self, sweep: Pass, variables: list[str], linear: str = "j") -> None:
+        """`m` points of the innermost loop from `lo`."""
+        sums = [r for r in sweep.reductions if r.kind == "sum" and r.dtype in _FLOATS]
+        clauses = []
+        for r in sweep.reductions:
+            clauses += self._clauses(r)
+        for r in sums:
+            self._put(f"{C_TYPES[r.dtype]} tile_{r.name} = 0;")
+        own: dict[int, str] = {}
+        numbers = {
+            id(s): n for n, s in enumerate(s for p in self.kernel.passes for s in p.stores if id(s) in self.streams)
+        }
+        for store in sweep.stores:
+            if id(store) in self.streams:
+                target = f"to{numbers[id(store)]}"
+                at = position(store.index, ["lo" if v == "j" else v for v in variables], str)
+                self._put(
+                    f"{self._type(store.buffer)}* const {target} = "
+                    f"STREAM ? tile{numbers[id(store)]} : {_pointer(store.buffer)} + {at};"
+                )
+                own[id(store)] = target
+        if not any(r.kind.startswith("arg") for r in sweep.reductions):
+            self._put("#pragma omp simd" + "".join(f" {clause}" for clause in clauses))
+        with self._block("for (int64_t k = 0; k < m; ++k)"):
+            self._put("const int64_t j = lo + k;")
+            self._lets(self._needed(sweep), variables, linear)
+            for r in sweep.reductions:
+                self._update(r, linear, "tile_" if r in sums else "")
+            for store in sweep.stores:
+                if id(store) in own:
+                    self._put(f"{own[id(store)]}[k] = {self._name(store.value)};")
+                else:
+                    self._store(store, variables)
+        for r in sums:
+            self._put(f"{r.name}_acc += tile_{r.name};")
+        for store in sweep.stores:
+            if id(store) in own:
+                at = position(store.index, ["lo" if v == "j" else v for v in variables], str)
+                tile = f"tile{numbers[id(store)]}"
+                self._put(f"if (STREAM) stream::copy({_pointer(store.buffer)} + {at}, {tile}, m);")
+
+    def _needed(self, sweep: Pass) -> list[Let]:
+        """The body lets that this pass's reductions and stores lead back to, a kept one standing for its own past."""
+        wanted = {r.value for r in sweep.reductions} | {s.value for s in sweep.stores}
+        for store in sweep.stores:
+            wanted |= {name for name, _ in store.index.indirect}
+        return [let for let in sweep.body if let.name in _reachable(sweep.body, wanted)]
+
+    def _finish(self, outer: list[str]) -> None:
+        self._lets(self.kernel.tail, outer)
+        for store in self.kernel.row_stores:
+            self._store(store, [*outer, *["0"] * len(self.kernel.inner)])
+        self.declared.clear()
+
+    # Reductions
+
+    def _accumulators(self, r: Reduction) -> list[tuple[str, str, str]]:
+        """(name, C type, first value) of what a reduction is gathered in."""
+        kind = C_TYPES[r.dtype]
+        of = self.dtypes[r.value]
+        match r.kind:
+            case "sum":
+                return [(f"{r.name}_acc", "double" if r.dtype in _FLOATS else kind, "0")]
+            case "prod":
+                return [(f"{r.name}_acc", kind, "1")]
+            case "max" | "min":
+                start = least(r.dtype, r.kind == "min")
+                found = [(f"{r.name}_acc", kind, start)]
+                return [*found, (f"{r.name}_nan", "int", "0")] if r.dtype in _FLOATS else found
+            case "any" | "all":
+                return [(f"{r.name}_acc", "int", "0" if r.kind == "any" else "1")]
+        start = least(of, r.kind == "argmin")
+        return [(f"{r.name}_best", C_TYPES[of], start), (f"{r.name}_at", "int64_t", "INT64_MAX")]
+
+    def _clauses(self, r: Reduction) -> list[str]:
+        match r.kind:
+            case "sum":
+                return [f"reduction(+:{'tile_' + r.name if r.dtype in _FLOATS else r.name + '_acc'})"]
+            case "prod":
+                return [f"reduction(*:{r.name}_acc)"]
+            case "max" | "min":
+                nan = [f"reduction(|:{r.name}_nan)"] if r.dtype in _FLOATS else []
+                return [f"reduction({r.kind}:{r.name}_acc)", *nan]
+            case "any":
+                return [f"reduction(|:{r.name}_acc)"]
+            case "all":
+                return [f"reduction(&:{r.name}_acc)"]
+        return []
+
+    def _start(self, sweep: Pass) -> None:
+        for r in sweep.reductions:
+            for name, kind, start in self._accumulators(r):
+                self._put(f"{kind} {name} = {start};")
+
+    def _update(self, r: Reduction, linear: str, prefix: str = "") -> None:
+        """Take in the current element. In columns each accumulator is a lane's."""
+        value = self._name(r.value)
+        acc = self._name(f"{r.name}_acc")
+        match r.kind:
+            case "sum":
+                self._put(f"{prefix + r.name if prefix else acc} += {value};")
+            case "prod":
+                self._put(f"{acc} *= {value};")
+            case "max" | "min":
+                sign = "<" if r.kind == "max" else ">"
+                self._put(f"{acc} = {acc} {sign} {value} ? {value} : {acc};")
+                if r.dtype in _FLOATS:
+                    self._put(f"{self._name(r.name + '_nan')} |= {value} != {value};")
+            case "any":
+                self._put(f"{acc} |= int({value});")
+            case "all":
+                self._put(f"{acc} &= int({value});")
+            case _:
+                self._better(r, value, linear)
+
+    def _better(self, r: Reduction, value: str, at: str) -> None:
+        """The first extreme element counts, the first NaN before all."""
+        best, where = self._name(f"{r.name}_best"), self._name(f"{r.name}_at")
+        sign = ">" if r.kind == "argmax" else "<"
+        test = f"{value} {sign} {best} || ({value} == {best} && {at} < {where})"
+        if self.dtypes[r.value] in _FLOATS:
+            nan = f"{value} != {value}"
+            test = f"{best} == {best} ? {test} || {nan} : {nan} && {at} < {where}"
+        self._put(f"if ({test}) {best} = {value}, {where} = {at};")
+
+    def _combine(self, r: Reduction) -> None:
+        """Thread t's partial result into the row's."""
+        acc, part = f"{r.name}_acc", f"part_{r.name}_acc[t]"
+        match r.kind:
+            case "sum":
+                self._put(f"{acc} += {part};")
+            case "prod":
+                self._put(f"{acc} *= {part};")
+            case "max" | "min":
+                self._put(f"{acc} = std::{r.kind}({acc}, {part});")
+                if r.dtype in _FLOATS:
+                    self._put(f"{r.name}_nan |= part_{r.name}_nan[t];")
+            case "any":
+                self._put(f"{acc} |= {part};")
+            case "all":
+                self._put(f"{acc} &= {part};")
+            case _:
+                self._better(r, f"part_{r.name}_best[t]", f"part_{r.name}_at[t]")
+
+    def _conclude(self, sweep: Pass) -> None:
+        for r in sweep.reductions:
+            self._put(f"const {C_TYPES[r.dtype]} {r.name} = {self._result(r)};")
+
+    def _result(self, r: Reduction) -> str:
+        acc = self._name(f"{r.name}_acc")
+        if r.kind.startswith("arg"):
+            return self._name(f"{r.name}_at")
+        if r.kind in ("max", "min") and r.dtype in _FLOATS:
+            return f"{self._name(r.name + '_nan')} ? {literal(math.nan, r.dtype)} : {acc}"
+        return f"{C_TYPES[r.dtype]}({acc})"
+
+    # Parts of columns
+
+    def _column_lets(self, lets: tuple[Let, ...], outer: list[str]) -> None:
+        fresh = [let for let in lets if let.name not in self.lanes]
+        if not fresh:
+            return
+        variables = [*outer, *["0"] * len(self.kernel.inner)]
+        for let in fresh:
+            self._put(f"alignas(64) {C_TYPES[let.dtype]} {let.name}[COLUMNS];")
+            self.lanes.add(let.name)
+        self._put("#pragma omp simd")
+        with self._block("for (int64_t c = 0; c < m; ++c)"):
+            for let in fresh:
+                self._put(f"{let.name}[c] = {self._value(let, variables)};")
+
+    def _column_result(self, r: Reduction) -> None:
+        self._put(f"alignas(64) {C_TYPES[r.dtype]} {r.name}[COLUMNS];")
+        self._put("#pragma omp simd")
+        self._put(f"for (int64_t c = 0; c < m; ++c) {r.name}[c] = {self._result(r)};")
+        self.lanes.add(r.name)
+
+    # Text
+
+    def _lets(self, lets: tuple[Let, ...] | list[Let], variables: list[str], linear: str | None = None) -> None:
+        """linear: given in the innermost loop, the position in a row's kept values."""
+        variables = [*variables, *["0"] * (len(self.kernel.outer) + len(self.kernel.inner) - len(variables))]
+        in_loop = linear is not None or self.shape == "columns"
+        for let in lets:
+            if not in_loop and let.name in self.declared:
+                continue  # the same value, computed for an earlier pass
+            if not in_loop:
+                self.declared.add(let.name)
+            text = self._value(let, variables)
+            kept = linear is not None and let.name in self.kept
+            if kept and let.name in self.stored_keeps:
+                text = f"KEEP ? kept_{let.name}[{linear}] : {text}"
+            self._put(f"const {C_TYPES[let.dtype]} {let.name} = {text};")
+            if kept and let.name not in self.stored_keeps:
+                self._put(f"if (KEEP) kept_{let.name}[{linear}] = {let.name};")
+                self.stored_keeps.add(let.name)
+
+    def _value(self, let: Let, variables: list[str]) -> str:
+        return value_of(let, variables, self._name, self.dtypes, self.constants, _pointer)
+
+    def _store(self, store: Store, variables: list[str]) -> None:
+        at = position(store.index, variables, self._name)
+        self._put(f"{_pointer(store.buffer)}[{at}] = {self._name(store.value)};")
+
+    def _name(self, name: str) -> str:
+        return f"{name}[c]" if name in self.lanes else name
+
+    def _type(self, buffer: str) -> str:
+        return C_TYPES[self.buffers[buffer].dtype]
+
+    def _decompose(self, index: str, sizes: tuple[int, ...], stem: str) -> list[str]:
+        """Variables of the dims that `index` counts row-major."""
+        names = [f"{stem}{d}" for d in range(len(sizes))]
+        strides = _row_major(sizes)
+        for d, (name, stride) in enumerate(zip(names, strides, strict=True)):
+            quotient = index if stride == 1 else f"{index} / {stride}"
+            self._put(f"const int64_t {name} = {quotient if d == 0 else f'{quotient} % {sizes[d]}'};")
+        return names
+
+    def _linear(self, inner: list[str], last: str) -> str:
+        return affine(0, _row_major(self.kernel.inner), [*inner, last]) if self.kernel.inner else "0"
+
+    @contextmanager
+    def _nest(self, sizes: tuple[int, ...], names: list[str]) -> Iterator[None]:
+        for name, size in zip(names, sizes, strict=True):
+            self._put(f"for (int64_t {name} = 0; {name} < {size}; ++{name}) {{")
+            self.depth += 1
+        yield
+        for _ in names:
+            self.depth -= 1
+            self._put("}")
+
+    @contextmanager
+    def _block(self, head: str) -> Iterator[None]:
+        """`head {` … `}`; a pragma stands on a line of its own."""
+        if head.endswith("\n"):
+            self._put(head.strip())
+            head = ""
+        self._put(f"{head} {{".strip())
+        self.depth += 1
+        yield
+        self.depth -= 1
+        self._put("}")
+
+    def _put(self, line: str) -> None:
+        if line or not self.depth:
+            self.lines.append("    " * self.depth + line if line and not line.startswith("#") else line)
+
+
+def _pointer(buffer: str) -> str:
+    """A buffer's parameter: never one of the names that the loops use."""
+    return f"p_{buffer}"
+
+
+def _row_major(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(sizes[d + 1 :]) for d in range(len(sizes)))
+
+
+def _reachable(lets: tuple[Let, ...], wanted: set[str]) -> set[str]:
+    found = set(wanted)
+    for let in reversed(lets):
+        if let.name in found:
+            value = let.value
+            if isinstance(value, Op):
+                found |= set(value.args)
+            else:
+                index = getattr(value, "index", None)
+                found |= {name for name, _ in index.indirect} if index is not None else set()
+                mask = getattr(value, "mask", None)
+                found |= {mask} if mask else set()
+    return found
+
+
+def _lines(lines: tuple[int, ...]) -> str:
+    return ("line " if len(lines) == 1 else "lines ") + ", ".join(map(str, lines))
