@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cuda_agent.expert.ir import (
+    OPS,
     Buffer,
     Const,
     Coordinate,
@@ -255,3 +256,40 @@ def causal_mask(rows: int, columns: int) -> Sample:
         return torch.where(keep, x, -torch.ones_like(x))
 
     return Sample(plan(kernel, Buffer("x", "float32", shape, "input"), Buffer("y", "float32", shape, "output")), oracle)
+
+
+def operators(dtype: Dtype, fns: tuple[str, ...]) -> Sample:
+    """Every one of `fns` of two inputs of `dtype`, each stored by itself. No oracle: made to be compiled."""
+    body: list[Let] = [load("p", "x", (1,), dtype), load("q", "y", (1,), dtype), const("zero", 0, dtype)]
+    body.append(let("flag", "lt", "p", "q", dtype="bool"))
+    stores, buffers = [], [Buffer("x", dtype, (1000,), "input"), Buffer("y", dtype, (1000,), "input")]
+    for n, fn in enumerate(fns):
+        logical = fn in ("lt", "le", "gt", "ge", "eq", "ne", "isnan", "isinf")
+        result: Dtype = "bool" if logical else dtype
+        arguments = ("flag", "p", "q") if fn == "where" else ("p", "q")[: OPS[fn][0]]
+        body.append(let(f"r{n}", fn, *arguments, dtype=result))
+        stores.append(Store(f"out{n}", Index(0, (1,)), f"r{n}"))
+        buffers.append(Buffer(f"out{n}", result, (1000,), "output"))
+    kernel = Kernel("operators", (1000,), (), (Pass((), tuple(body), (), tuple(stores)),))
+    return Sample(plan(kernel, *buffers), lambda *inputs: None)
+
+
+def reductions(dtype: Dtype, kinds: tuple[str, ...], columns: bool = False) -> Sample:
+    """Several reductions of one input [64, 512] in one pass; columns: over dim 0. Made to be compiled."""
+    strides = (1, 512) if columns else (512, 1)
+    outer, inner = (512, 64) if columns else (64, 512)
+    found, stores, buffers = [], [], [Buffer("x", dtype, (64, 512), "input")]
+    for n, kind in enumerate(kinds):
+        result: Dtype = "int64" if kind.startswith("arg") else dtype
+        found.append(Reduction(f"r{n}", kind, result, "p"))  # type: ignore[arg-type]
+        stores.append(Store(f"out{n}", Index(0, (1, 0)), f"r{n}"))
+        buffers.append(Buffer(f"out{n}", result, (outer,), "output"))
+    kernel = Kernel(
+        "reductions",
+        (outer,),
+        (inner,),
+        (Pass((), (load("p", "x", strides, dtype),), tuple(found)),),
+        (),
+        tuple(stores),
+    )
+    return Sample(plan(kernel, *buffers), lambda x: None)

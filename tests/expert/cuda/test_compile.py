@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cuda_agent.expert.cuda import CudaEmitter
+from cuda_agent.expert.ir import OPS
 from tests.expert.cuda import samples
 from tests.expert.cuda.building import Built, build, build_all
 
@@ -34,10 +35,27 @@ SHAPES = {
     "mask": samples.causal_mask(512, 1024),
 }
 
+FLOAT_ONLY = tuple(fn for fn in OPS if fn not in ("and", "or", "xor", "not", "shl", "shr"))
+INTEGER = ("add", "sub", "mul", "neg", "abs", "sign", "square", "min", "max", "floordiv", "truncdiv", "mod", "fmod",
+           "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "not", "shl", "shr", "where", "cast")  # fmt: skip
+NUMBERS = ("sum", "prod", "max", "min", "argmax", "argmin")
+DTYPES = {
+    "float32": samples.operators("float32", FLOAT_ONLY),
+    "float64": samples.operators("float64", FLOAT_ONLY),
+    "int64": samples.operators("int64", INTEGER),
+    "int32": samples.operators("int32", INTEGER),
+    "uint8": samples.operators("uint8", INTEGER),
+    "bool": samples.operators("bool", ("lt", "eq", "ne", "and", "or", "xor", "not", "where", "cast", "min", "max")),
+    "float32_rows": samples.reductions("float32", NUMBERS),
+    "float64_columns": samples.reductions("float64", NUMBERS, columns=True),
+    "int64_rows": samples.reductions("int64", NUMBERS),
+    "bool_columns": samples.reductions("bool", ("any", "all", "max", "min"), columns=True),
+}
+
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Built | AssertionError]:
-    return build_all(tmp_path_factory.mktemp("sm_90"), ((name, s.plan, {}) for name, s in SHAPES.items()))
+    return build_all(tmp_path_factory.mktemp("sm_90"), ((name, s.plan, {}) for name, s in {**SHAPES, **DTYPES}.items()))
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -47,6 +65,13 @@ def test_compiles_without_spills(name: str, built: Mapping[str, Built | Assertio
         raise result
     assert result.report.count("Used") >= 1
     assert result.spills == []
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_operator_compiles(name: str, built: Mapping[str, Built | AssertionError]) -> None:
+    result = built[name]
+    if isinstance(result, AssertionError):
+        raise result
 
 
 def test_values_outside_the_limits_are_clamped(tmp_path: Path) -> None:

@@ -15,10 +15,13 @@ from cuda_agent.expert.cuda.op_struct import Names
 from cuda_agent.expert.cuda.source import COUNTER_BYTES
 from cuda_agent.expert.cuda.states import state_bytes
 from cuda_agent.expert.emitter import Space
-from cuda_agent.expert.ir import ITEMSIZE, Load
+from cuda_agent.expert.ir import ITEMSIZE, Load, Op
 
 BLOCK, CLUSTER, GRID, SPLIT = 0, 1, 2, 3  # MODE, see rows.cuh
 ALL = 1024  # SHARED_ITEMS: as many as fit
+EFFORT = {"exp": 1, "exp2": 1, "log": 1, "log2": 1, "log10": 1, "tanh": 1, "erf": 1, "sigmoid": 1, "pow": 1,
+          "expm1": 2, "log1p": 2, "sin": 2, "cos": 2, "tan": 3, "erfc": 2, "sinh": 2, "cosh": 2, "asin": 2, "acos": 2,
+          "atan": 2, "asinh": 3, "acosh": 3, "atanh": 3, "atan2": 3}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,6 @@ def space_of(names: Names, layout: Layout, facts: DeviceFacts) -> Space:
     build = _columns if layout.kind == "columns" else _rows if layout.reduces else _pointwise
     default, choices = build(names, layout, facts)
     _fit_registers(default, names, layout)
-    if default.get("MODE") == SPLIT and layout.kind != "columns":  # all blocks at once, if rows are few
-        together = facts.processors * default["BLOCKS_PER_SM"] // names.kernel.rows
-        default["TEAM"] = min(default["TEAM"], max(2, together))
     if layout.reduces:
         default["SHARED_LIMIT"] = facts.shared_bytes
     tried = {macro: tuple(sorted({*values, default[macro]})) for macro, values in choices.items()}
@@ -72,9 +72,11 @@ def registers(schedule: Mapping[str, int], names: Names, layout: Layout) -> int:
 
 def _fit_registers(schedule: dict[str, int], names: Names, layout: Layout) -> None:
     """Fewer blocks on a multiprocessor, or fewer loads ahead, where the register file would not hold them."""
-    while schedule["UNROLL"] > 1 and registers(schedule, names, layout) > min(96, 65536 // schedule["THREADS"]):
+    while schedule["UNROLL"] > 1 and registers(schedule, names, layout) > min(104, 65536 // schedule["THREADS"]):
         schedule["UNROLL"] //= 2
-    wanted = -(-registers(schedule, names, layout) // 8) * 8
+    wanted = registers(schedule, names, layout)
+    if schedule.get("MODE") == GRID:  # two blocks have to share a multiprocessor
+        wanted -= 8
     fitting = 65536 // (schedule["THREADS"] * wanted)
     schedule["BLOCKS_PER_SM"] = clamp(1, schedule["BLOCKS_PER_SM"], max(1, fitting))
 
@@ -87,21 +89,20 @@ def _vector(names: Names, layout: Layout) -> int:
 
 
 def _pointwise(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
+    """Small blocks that touch 2 to 4 KiB of each tensor, in the order of memory: an H200 then runs at copy speed."""
     vec = _vector(names, layout)
-    loads = max(1, sum(1 for p in names.kernel.passes for let in p.body if _is_bulk(names, layout, let.name)))
-    default = {"VEC": vec, "THREADS": 128, "UNROLL": 2 if loads == 1 and vec <= 4 else 1, "BLOCKS_PER_SM": 8,
-               "PERSISTENT": 0, "LOAD_CACHE": 1, "STORE_CACHE": 1}  # fmt: skip
+    body = [let for p in names.kernel.passes for let in p.body]
+    vectors = [x.value.index for x in body if isinstance(x.value, Load) and layout.is_vector(x.value.index)]
+    effort = sum(EFFORT.get(let.value.fn, 0) for let in body if isinstance(let.value, Op))
+    threads, unroll = (128, 1) if effort <= 1 or len(vectors) > 1 else (128, 2) if effort == 2 else (64, 4)
+    repeated = sum(1 for i in vectors if any(t == 0 and n > 1 for t, n in zip(i.strides, layout.sizes, strict=False)))
+    default = {"VEC": vec, "THREADS": threads, "UNROLL": unroll, "BLOCKS_PER_SM": 1024 // threads,
+               "PERSISTENT": 1 if repeated > 1 else 0, "LOAD_CACHE": 1, "STORE_CACHE": 1}  # fmt: skip
+    if repeated > 1:
+        default["UNROLL"] = 2
     return default, {"VEC": tuple(v for v in layout.vectors if v >= vec // 2), "UNROLL": (1, 2, 4, 8),
-                     "THREADS": (128, 256, 512), "PERSISTENT": (0, 1, 4), "STORE_CACHE": (0, 1),
+                     "THREADS": (64, 128, 256, 512), "PERSISTENT": (0, 1, 4), "STORE_CACHE": (0, 1),
                      "LOAD_CACHE": (0, 1, 2)}  # fmt: skip
-
-
-def _is_bulk(names: Names, layout: Layout, name: str) -> bool:
-    for let in names.kernel.lets():
-        if let.name == name and isinstance(let.value, Load):
-            strides = let.value.index.strides
-            return all(t or s == 1 for s, t in zip(layout.sizes, strides, strict=False)) and bool(strides)
-    return False
 
 
 def held_bytes(names: Names) -> int:
@@ -126,52 +127,69 @@ def _rows(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str, i
         choices |= {"ROWS_PER_BLOCK": tuple(256 // p for p in (per_row // 2, per_row, per_row * 2, 128) if p >= 1),
                     "BLOCKS_PER_SM": (2, 4, 6)}  # fmt: skip
     elif items <= 1024 * registers and (many or items <= 2048):
-        threads = clamp(128, power_of_two(-(-items // 4)), 1024)
+        threads = clamp(128, power_of_two(-(-items // (8 if held else 4))), 1024)
         if held:
             while threads * registers < items and threads < 1024:
                 threads *= 2
         default |= {"THREADS": threads, "REG_ITEMS": min(registers, -(-items // threads)) if held else 0,
-                    "BLOCKS_PER_SM": max(1, 1024 // threads), "LOAD_CACHE": 1}  # fmt: skip
+                    "BLOCKS_PER_SM": max(1, 1024 // threads), "UNROLL": 8 if held else 4}  # fmt: skip
         choices |= {"THREADS": (128, 256, 512, 1024), "BLOCKS_PER_SM": (1, 2, 4),
                     "REG_ITEMS": (0, 2, 4, 8, 16)}  # fmt: skip
     elif held:
         _hold_long_rows(default, choices, items, held, rows, facts)
     else:
-        team = clamp(1, facts.processors * 4 // max(1, rows), max(1, items // (256 * 8)))
+        team = split_team(items, rows)
+        if items <= 16384 and team < 4:  # a second launch would take longer
+            team = 1
+            default["THREADS"] = 512
         default |= {"TEAM": team, "MODE": SPLIT if team > 1 else BLOCK, "BLOCKS_PER_SM": 4}
-        choices |= {"TEAM": (1, max(1, team // 2), team, team * 2, team * 4, team * 16), "THREADS": (128, 256, 512),
-                    "BLOCKS_PER_SM": (2, 4, 8)}  # fmt: skip
+        choices |= {"TEAM": (1, max(1, team // 2), team, team * 2, team * 4), "THREADS": (128, 256, 512, 1024),
+                    "BLOCKS_PER_SM": (2, 4, 8), "MODE": (BLOCK, SPLIT)}  # fmt: skip
     return default, choices
 
 
 def _hold_long_rows(default: dict[str, int], choices: dict[str, tuple[int, ...]], items: int, held: int, rows: int,
                     facts: DeviceFacts) -> None:  # fmt: skip
-    """Rows that exceed the registers of a block: shared memory, of teams of blocks where one has not enough. Two or
-    three blocks share a multiprocessor, so that one loads while another stores or waits for its team."""
-    threads = 512
-    slots = {n: (facts.shared_bytes // n - 2048) // (threads * held) for n in (1, 2, 3)}  # items of a thread
-    teams = {n: -(-items // (slots[n] * threads)) for n in slots}
-    default |= {"THREADS": threads, "PERSISTENT": 1, "PREFETCH": 1, "UNROLL": 4}  # measured on an H200
-    choices |= {"THREADS": (256, 512, 1024), "UNROLL": (1, 2, 4, 8), "PERSISTENT": (0, 1), "PREFETCH": (0, 1)}
-    share = next((n for n in (3, 2, 1) if teams[n] <= 16), 0)
-    if share:  # one block, or a cluster
-        team = teams[share] if teams[share] <= 2 else power_of_two(teams[share])
-        larger = tuple(t for t in (team // 2, team, team * 2, *teams.values()) if 1 <= t <= 16)
-        default |= {"TEAM": team, "MODE": CLUSTER if team > 1 else BLOCK, "BLOCKS_PER_SM": share}
-        choices |= {"TEAM": tuple(sorted(set(larger))), "BLOCKS_PER_SM": (1, 2, 3),
-                    "MODE": (CLUSTER, GRID, SPLIT) if team > 1 else (BLOCK,)}  # fmt: skip
-    elif teams[2] <= facts.processors and rows * 2 >= facts.processors // teams[2]:
-        whole = facts.processors // (facts.processors // teams[2])
-        default |= {"TEAM": whole, "MODE": GRID, "BLOCKS_PER_SM": 2}
-        choices |= {"TEAM": (whole // 2, whole), "MODE": (GRID, SPLIT), "BLOCKS_PER_SM": (1, 2)}
-        share = 2
+    """Rows that exceed the registers of a block: shared memory, of teams of blocks where one has not enough.
+
+    On an H200, pairs of large blocks do best as clusters. Larger teams do better through global memory: clusters of 16
+    leave multiprocessors idle. Two blocks share a multiprocessor then, so that one loads while another stores or waits.
+    """
+    default |= {"PERSISTENT": 1, "PREFETCH": 1, "SHARED_ITEMS": ALL}
+    choices |= {"THREADS": (256, 512, 1024), "PERSISTENT": (0, 1), "PREFETCH": (0, 1), "SHARED_ITEMS": (0, ALL),
+                "REG_ITEMS": (0, 2, 4), "BLOCKS_PER_SM": (1, 2, 3), "UNROLL": (2, 4, 8)}  # fmt: skip
+
+    def team_of(threads: int, share: int) -> int:
+        slots = (facts.shared_bytes // share - 2048) // (threads * held)  # items of a thread
+        return power_of_two(-(-items // (slots * threads)))
+
+    single = next((share for share in (3, 2) if team_of(512, share) == 1), 0)
+    small, whole = team_of(1024, 1), team_of(512, 2)
+    if single:
+        default |= {"THREADS": 512, "BLOCKS_PER_SM": single}
+        choices["TEAM"] = (1, 2, 4)
+        choices["MODE"] = (BLOCK, CLUSTER)
+    elif small <= 2:
+        default |= {"THREADS": 1024, "BLOCKS_PER_SM": 1, "TEAM": small, "MODE": CLUSTER}
+        choices |= {"TEAM": (1, 2, 3, 4), "MODE": (BLOCK, CLUSTER, GRID)}
+    elif whole <= facts.processors and rows * whole >= facts.processors:
+        steps = -(-items // (whole * 512))
+        default |= {"THREADS": 512, "BLOCKS_PER_SM": 2, "TEAM": whole, "MODE": GRID, "UNROLL": 4 if steps % 8 else 8}
+        choices |= {
+            "TEAM": tuple({whole // 2, whole, min(whole * 2, facts.processors)}),
+            "MODE": (CLUSTER, GRID, SPLIT),
+        }
     else:  # one sweep of the whole tensor after another
-        whole = clamp(2, facts.processors * 8 // rows, 2048)
-        default |= {"MODE": SPLIT, "THREADS": 256, "BLOCKS_PER_SM": 4, "TEAM": whole, "PERSISTENT": 0, "PREFETCH": 0}
-        choices |= {"BLOCKS_PER_SM": (2, 4, 8), "TEAM": tuple(whole * f for f in (1, 2, 4))}
-        return
-    default["SHARED_ITEMS"] = ALL
-    choices |= {"SHARED_ITEMS": (0, ALL), "REG_ITEMS": (0, 2, 4)}
+        default |= {"MODE": SPLIT, "THREADS": 256, "BLOCKS_PER_SM": 4, "TEAM": split_team(items, rows),
+                    "PERSISTENT": 0, "PREFETCH": 0, "SHARED_ITEMS": 0}  # fmt: skip
+        del choices["PERSISTENT"], choices["PREFETCH"], choices["SHARED_ITEMS"], choices["REG_ITEMS"]
+        choices |= {"BLOCKS_PER_SM": (2, 4, 8), "TEAM": tuple(default["TEAM"] * f for f in (1, 2, 4))}
+
+
+def split_team(items: int, rows: int) -> int:
+    """Blocks for each of a few long rows: many short ones balance best, powers of two divide most rows evenly."""
+    wanted = clamp(1, 4096 // max(1, rows), max(1, items // (256 * 16)))
+    return 1 << (wanted.bit_length() - 1)
 
 
 def _columns(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
@@ -186,8 +204,9 @@ def _columns(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str
         while threads < 512 and items * held > threads // columns * 128:
             threads *= 2
     steps = -(-items // (threads // columns))
+    positions = any(r.kind.startswith("arg") for r in kernel.reductions)
     default = {"VEC": vec, "THREADS": threads, "COLUMNS": columns, "TEAM": team, "MODE": SPLIT if team > 1 else BLOCK,
-               "REG_ITEMS": 0, "SHARED_ITEMS": 0, "UNROLL": 4, "BLOCKS_PER_SM": 2,
+               "REG_ITEMS": 0, "SHARED_ITEMS": 0, "UNROLL": 8 if positions else 4, "BLOCKS_PER_SM": 2,
                "PERSISTENT": 0, "PREFETCH": 0, "LOAD_CACHE": 1 if held else 0, "STORE_CACHE": 1}  # fmt: skip
     choices: dict[str, tuple[int, ...]] = {
         "VEC": tuple(v for v in layout.vectors if v <= vec), "THREADS": (128, 256, 512, 1024), "UNROLL": (2, 4, 8),

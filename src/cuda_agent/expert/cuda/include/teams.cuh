@@ -178,6 +178,7 @@ DEVICE void gather(const Op& op, const Place<Op>& place, char* scratch, const ch
     if constexpr (!std::is_same_v<S, Nothing>) {
       const S* partials = reinterpret_cast<const S*>(workspace + partials_offset<P, Op>());
       S s[Op::kLanes];
+#pragma unroll 4
       for (int r = place.position; r < Op::kTeam; r += Place<Op>::PER_GROUP)
 #pragma unroll
         for (int j = 0; j < Op::kLanes; ++j)
