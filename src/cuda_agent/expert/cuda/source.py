@@ -69,7 +69,9 @@ def _op(names: Names, printer: OpPrinter, layout: Layout) -> list[str]:
     held = {let.name for let in names.held} if layout.reduces else set()
     if layout.reduces:
         fields = " ".join(f"Lanes<{C_TYPES[x.dtype]}, VEC> {c_name(x.name)};" for x in names.held)
-        lines += [f"  struct Held {{ {fields} }};  // kept on the chip from the first pass on", ""]
+        unit = min((ITEMSIZE[x.dtype] for x in names.held), default=1)
+        lines += ["  // Kept on the chip from the first pass on, for whole-vector accesses to shared memory.",
+                  f"  struct alignas(smaller(16, VEC * {unit})) Held {{ {fields} }};", ""]  # fmt: skip
     lines += _indent(_constants(names, layout), 2)
     if layout.reduces:
         lines += ["", *_indent(_values(names), 2)]
@@ -181,14 +183,14 @@ def _constants(names: Names, layout: Layout) -> list[str]:
         f"static constexpr int kReplace = {1 if names.replaced else -1};  // the pass that changes what is held",
         f"static constexpr bool kAlongRow = {'false' if columns else 'true'}, kHasFinish = {finish};",
         f"static constexpr int kPasses = {len(kernel.passes)}, kLanes = {'VEC' if columns else '1'};",
-        f"static constexpr int kStateBytes = {widest};",
+        f"static constexpr int kStateBytes = ({widest} + 7) / 8 * 8;",
         "static constexpr bool kPrefetch = PREFETCH != 0 && PERSISTENT != 0;",
         "static constexpr int kTeam = MODE == BLOCK ? 1 : MODE == CLUSTER && TEAM > 16 ? 16 : TEAM;",
         "static constexpr int kMode = kTeam == 1 ? int(BLOCK) : MODE;",
         f"static constexpr int kGroups = {groups};",
         f"static constexpr int64_t kAllGroups = {f'{rows}LL / VEC' if columns else f'{rows}LL'}, kItems = {items};",
         f"static constexpr int kCombineBytes = {combine}, kPartialBytes = kGroups * kLanes * kStateBytes;",
-        "static constexpr int kWindowBytes = kMode == CLUSTER ? 2 * kPartialBytes : 0;",
+        "static constexpr int kWindowBytes = kMode == CLUSTER ? (2 * kPartialBytes + 15) / 16 * 16 : 0;",
         f"static constexpr int kCounterBytes = {COUNTER_BYTES};",
         "static constexpr int kHeldBytes = THREADS * int(sizeof(Held));",
         "static constexpr int kShare = SHARED_LIMIT / kBlocksPerSm - 1024;  // the driver takes 1 KiB of each block",
