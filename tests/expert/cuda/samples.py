@@ -293,3 +293,46 @@ def reductions(dtype: Dtype, kinds: tuple[str, ...], columns: bool = False) -> S
         tuple(stores),
     )
     return Sample(plan(kernel, *buffers), lambda x: None)
+
+
+def degenerate(case: str) -> Sample:
+    """Nests without dims or with few points. No oracle: made to be compiled."""
+    if case == "scalar":  # one point, nothing reduced
+        body = (load("p", "x", ()), let("q", "exp", "p"))
+        kernel = Kernel("scalar", (), (), (Pass((), body, (), (Store("y", Index(0, ()), "q"),)),))
+        return Sample(plan(kernel, Buffer("x", "float32", (), "input"), Buffer("y", "float32", (), "output")), Any)
+    if case == "nothing_to_reduce":  # a sum over no dims
+        found = (Reduction("r", "sum", "float32", "p"),)
+        kernel = Kernel(
+            "nothing_to_reduce",
+            (64,),
+            (),
+            (Pass((), (load("p", "x", (1,)),), found),),
+            (),
+            (Store("y", Index(0, (1,)), "r"),),
+        )
+        return Sample(
+            plan(kernel, Buffer("x", "float32", (64,), "input"), Buffer("y", "float32", (64,), "output")), Any
+        )
+    if case == "row_store_only":  # no reduction, yet stores of rows and of elements
+        body = (load("p", "x", (512, 1)), let("q", "exp", "p"))
+        element, row = Store("y", Index(0, (512, 1)), "q"), Store("z", Index(0, (1, 0)), "w")
+        kernel = Kernel(
+            "row_store_only", (64,), (512,), (Pass((load("w", "v", (1, 0)),), body, (), (element,)),), (), (row,)
+        )
+        shapes = {"x": (64, 512), "v": (64,), "y": (64, 512), "z": (64,)}
+        buffers = [Buffer(n, "float32", s, "input" if n in "xv" else "output") for n, s in shapes.items()]
+        return Sample(plan(kernel, *buffers), Any)
+    # strided: nothing is contiguous along any dim
+    found = (Reduction("r", "max", "float32", "p"),)
+    kernel = Kernel(
+        "strided",
+        (64,),
+        (128,),
+        (Pass((), (load("p", "x", (512, 2)),), found),),
+        (),
+        (Store("y", Index(0, (2, 0)), "r"),),
+    )
+    return Sample(
+        plan(kernel, Buffer("x", "float32", (64, 512), "input"), Buffer("y", "float32", (128,), "output")), Any
+    )

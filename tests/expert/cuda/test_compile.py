@@ -39,23 +39,23 @@ FLOAT_ONLY = tuple(fn for fn in OPS if fn not in ("and", "or", "xor", "not", "sh
 INTEGER = ("add", "sub", "mul", "neg", "abs", "sign", "square", "min", "max", "floordiv", "truncdiv", "mod", "fmod",
            "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "not", "shl", "shr", "where", "cast")  # fmt: skip
 NUMBERS = ("sum", "prod", "max", "min", "argmax", "argmin")
-DTYPES = {
+OTHERS = {
     "float32": samples.operators("float32", FLOAT_ONLY),
     "float64": samples.operators("float64", FLOAT_ONLY),
     "int64": samples.operators("int64", INTEGER),
-    "int32": samples.operators("int32", INTEGER),
     "uint8": samples.operators("uint8", INTEGER),
     "bool": samples.operators("bool", ("lt", "eq", "ne", "and", "or", "xor", "not", "where", "cast", "min", "max")),
     "float32_rows": samples.reductions("float32", NUMBERS),
     "float64_columns": samples.reductions("float64", NUMBERS, columns=True),
     "int64_rows": samples.reductions("int64", NUMBERS),
     "bool_columns": samples.reductions("bool", ("any", "all", "max", "min"), columns=True),
+    **{case: samples.degenerate(case) for case in ("scalar", "nothing_to_reduce", "row_store_only", "strided")},
 }
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Built | AssertionError]:
-    return build_all(tmp_path_factory.mktemp("sm_90"), ((name, s.plan, {}) for name, s in {**SHAPES, **DTYPES}.items()))
+    return build_all(tmp_path_factory.mktemp("sm_90"), ((name, s.plan, {}) for name, s in {**SHAPES, **OTHERS}.items()))
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -67,8 +67,8 @@ def test_compiles_without_spills(name: str, built: Mapping[str, Built | Assertio
     assert result.spills == []
 
 
-@pytest.mark.parametrize("name", DTYPES)
-def test_every_operator_compiles(name: str, built: Mapping[str, Built | AssertionError]) -> None:
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_operator_dtype_and_nest_compiles(name: str, built: Mapping[str, Built | AssertionError]) -> None:
     result = built[name]
     if isinstance(result, AssertionError):
         raise result

@@ -205,15 +205,16 @@ def _columns(names: Names, layout: Layout, facts: DeviceFacts) -> tuple[dict[str
             threads *= 2
     steps = -(-items // (threads // columns))
     positions = any(r.kind.startswith("arg") for r in kernel.reductions)
-    default = {"VEC": vec, "THREADS": threads, "COLUMNS": columns, "TEAM": team, "MODE": SPLIT if team > 1 else BLOCK,
+    default = {"VEC": vec, "THREADS": threads, "COLUMNS": columns, "TEAM": team,
+               "MODE": BLOCK if held and team == 1 else SPLIT,  # a team of one needs no second kernel
                "REG_ITEMS": 0, "SHARED_ITEMS": 0, "UNROLL": 8 if positions else 4, "BLOCKS_PER_SM": 2,
                "PERSISTENT": 0, "PREFETCH": 0, "LOAD_CACHE": 1 if held else 0, "STORE_CACHE": 1}  # fmt: skip
     choices: dict[str, tuple[int, ...]] = {
         "VEC": tuple(v for v in layout.vectors if v <= vec), "THREADS": (128, 256, 512, 1024), "UNROLL": (2, 4, 8),
-        "COLUMNS": tuple(c for c in (columns // 2, columns, columns * 2, columns * 4) if 1 <= c <= 256),
+        "COLUMNS": tuple(c for c in (columns // 2, columns, columns * 2, columns * 4, columns * 8) if 1 <= c <= 1024),
         "BLOCKS_PER_SM": (1, 2, 4), "LOAD_CACHE": (0, 1, 2),
     }  # fmt: skip
-    if team > 1:
+    if default["MODE"] == SPLIT:
         choices["TEAM"] = (1, max(1, team // 2), team, team * 2)
     if held:
         default["REG_ITEMS"] = min(steps, max(1, 128 // held))
@@ -233,7 +234,7 @@ def workspace_bytes(names: Names, layout: Layout, space: Space, facts: DeviceFac
     kernel, state = names.kernel, state_bytes(names.kernel, names.dtypes)
     total = 0
     if SPLIT in modes:
-        passes = sum(1 for p in kernel.passes if p.reductions) + 1
+        passes = max((n + 1 for n, p in enumerate(kernel.passes) if p.reductions), default=0)
         total = max(teams) * kernel.rows * state * passes
     if GRID in modes:
         widest = 1

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from cuda_agent.expert.cuda.expressions import C_TYPES, c_name
 from cuda_agent.expert.cuda.layout import Layout
 from cuda_agent.expert.cuda.op_struct import Names, OpPrinter, closure
-from cuda_agent.expert.cuda.states import state_struct
+from cuda_agent.expert.cuda.states import state_bytes, state_struct
 from cuda_agent.expert.ir import ITEMSIZE, Buffer, Kernel, Let, Load, Pass, Plan
 
 COUNTER_BYTES = 16384  # room for the barriers of 4096 teams
@@ -184,6 +184,7 @@ def _constants(names: Names, layout: Layout) -> list[str]:
         f"static constexpr bool kAlongRow = {'false' if columns else 'true'}, kHasFinish = {finish};",
         f"static constexpr int kPasses = {len(kernel.passes)}, kLanes = {'VEC' if columns else '1'};",
         f"static constexpr int kStateBytes = ({widest} + 7) / 8 * 8;",
+        f'static_assert(kStateBytes <= {state_bytes(kernel, names.dtypes)}, "the workspace is too small");',
         "static constexpr bool kPrefetch = PREFETCH != 0 && PERSISTENT != 0;",
         "static constexpr int kTeam = MODE == BLOCK ? 1 : MODE == CLUSTER && TEAM > 16 ? 16 : TEAM;",
         "static constexpr int kMode = kTeam == 1 ? int(BLOCK) : MODE;",

@@ -14,11 +14,16 @@ def position_type(kernel: Kernel) -> str:
 
 
 def state_bytes(kernel: Kernel, dtypes: Mapping[str, Dtype]) -> int:
-    """Upper bound of the size of any pass's state, a multiple of 16; 0 without reductions."""
+    """Upper bound of the size of any pass's state, a multiple of 8; 0 without reductions."""
     total = 0
     for p in kernel.passes:
-        size = sum(16 if r.kind.startswith("arg") else max(4, ITEMSIZE[r.dtype]) for r in p.reductions)
-        total = max(total, -(-size // 16) * 16)
+        sizes = [max(4, ITEMSIZE[r.dtype]) for r in p.reductions if not r.kind.startswith("arg")]
+        for r in p.reductions:
+            if r.kind.startswith("arg"):
+                sizes += [max(4, ITEMSIZE[dtypes[r.value]]), 4 if position_type(kernel) == "int32_t" else 8]
+        if 8 in sizes:
+            sizes = [8] * len(sizes)  # padded
+        total = max(total, -(-sum(sizes) // 8) * 8)
     return total
 
 
