@@ -103,12 +103,13 @@ class Entry:
 
 
 def neighbours(entry: Entry, limit: int) -> Iterator[tuple[Change, ...]]:
-    """Single changes, nearest values first, the kernels that move most first."""
+    """Single changes, nearest values first, in a random but repeatable order among those."""
     found: list[tuple[int, float, Change]] = []
+    chance = random.Random(entry.number)
     for kernel, space in entry.spaces.items():
         for macro, values in space.choices.items():
             at = values.index(space.default[macro])
-            found += [(abs(i - at), random.random(), (kernel, macro, v)) for i, v in enumerate(values) if i != at]
+            found += [(abs(i - at), chance.random(), (kernel, macro, v)) for i, v in enumerate(values) if i != at]
     for _, _, change in sorted(found)[:limit]:
         yield (change,)
 

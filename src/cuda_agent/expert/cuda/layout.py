@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from cuda_agent.expert.ir import ITEMSIZE, Index, Kernel, Load, Plan
+from cuda_agent.expert.ir import ITEMSIZE, Index, Kernel, Plan
 
 Kind = Literal["pointwise", "flat", "rows", "shifted", "columns"]
 
@@ -144,7 +144,3 @@ def _bulk(kernel: Kernel, axis: int, sizes: tuple[int, ...]) -> list[tuple[str, 
 def _aligned(layout: Layout, bulk: list[tuple[str, Index]]) -> int:
     """Columns keep one result for each lane: wider vectors than the alignment allows would only cost registers."""
     return max(1, min(layout.widest, *(layout.unit(i) for _, i in bulk))) if bulk else 1
-
-
-def body_loads(kernel: Kernel) -> dict[str, Load]:
-    return {let.name: let.value for p in kernel.passes for let in p.body if isinstance(let.value, Load)}
