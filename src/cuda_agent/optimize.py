@@ -197,7 +197,7 @@ def _expert(task: Task, judge: LocalJudge) -> Proposer:
     captured = judge.confined_call(
         "cuda_agent.expert.capture:capture_source", {"source": task.source, "device": judge.device}
     )
-    return Expert(captured, device=judge.device)
+    return Expert(captured, source=task.source, device=judge.device)
 
 
 def _ignore(event: Event) -> None:

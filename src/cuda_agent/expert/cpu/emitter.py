@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
+from typing import Literal
 
 from cuda_agent.expert.cpu.source import KernelSource, kept_lets, shape_of, streamed
 from cuda_agent.expert.emitter import Schedule, Space
@@ -14,7 +15,9 @@ _STREAM_BYTES = 4 << 20
 
 
 class CpuEmitter:
-    device = "cpu"
+    """Prints C++17 with OpenMP."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
 
     def space(self, plan: Plan) -> dict[str, Space]:
         buffers = {b.name: b for b in plan.buffers}
