@@ -74,7 +74,9 @@ def _add_memory(program: Program, entry: Mapping[str, Any], role: Any, source: s
         stored = tuple(shape[d] for d in order)
         program.buffers[name] = Buffer(name, dtype, stored, role, source)
         back = [order.index(d) for d in range(len(shape))]
-        program.values[entry["node"]] = Context(None, "", (dtype,), (shape,), 0).permute(Memory(stored, dtype, name), back)
+        program.values[entry["node"]] = Context(None, "", (dtype,), (shape,), 0).permute(
+            Memory(stored, dtype, name), back
+        )
         return
     program.buffers[name] = Buffer(name, dtype, shape, role, source)
     program.values[entry["node"]] = Memory(shape, dtype, name)
@@ -121,7 +123,9 @@ def _lower(program: Program, node: Mapping[str, Any], long_row: int) -> Any:
     if isinstance(first, Tensor) and (first.shape != context.shape or first.dtype != context.dtype):
         if first.shape == context.shape:
             return context.cast(first, context.dtype)
-        raise AssertionError(f"{name} lowered to {first.dtype}{first.shape}, PyTorch says {context.dtype}{context.shape}")
+        raise AssertionError(
+            f"{name} lowered to {first.dtype}{first.shape}, PyTorch says {context.dtype}{context.shape}"
+        )
     return made
 
 
@@ -147,5 +151,3 @@ def _results(program: Program, structure: Any) -> Any:
         if "dict" in structure:
             return {k: _results(program, v) for k, v in structure["dict"].items()}
     return _value(program, structure)
-
-

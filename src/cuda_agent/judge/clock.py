@@ -2,7 +2,8 @@
 
 A window is the referee's own wall clock around a batch of n iterations: inputs are copied from private memory into the
 arena, the runner runs, its outputs are copied back to private memory. A calibration is the same without the runner. The
-time per iteration is the slope of (window − calibration) over n, so that every cost that does not grow with n cancels.
+time per iteration is the slope of the windows over n, less that of the calibrations, so that every cost that does not
+grow with n cancels.
 
 Each window gives two times. The *whole* one leaves no room to cheat, but the copies' cost is in it and its noise too.
 The *inner* one, from the word until the runner says that it has computed, is precise, but one that reads ahead of the
@@ -58,6 +59,7 @@ def draw_batch_sizes(slots: int, aim: int) -> tuple[int, int]:
 AGREEMENT = 0.02  # the inner time may be this much shorter than the whole one's interval allows
 _LEAST = 1e-9  # seconds; noise can make a slope of nothing negative
 _RESAMPLES = 200
+_QUANTILE = 0.25
 BLUR = 0.2  # a whole time with a wider interval than this confirms nothing
 
 
@@ -70,29 +72,45 @@ class Round(NamedTuple):
     t2: float
 
 
-def trusted(inner: list[Round], whole: list[Round]) -> tuple[Interval, Interval]:
-    """(the time to report, the whole one): the inner time if the whole one confirms it, else the whole one."""
-    precise, safe = interval(inner), interval(whole)
+def trusted(inner: list[Round], windows: list[Round], copies: list[Round]) -> tuple[Interval, Interval]:
+    """(the time to report, the whole one): the inner time if the whole one confirms it, else the whole one.
+
+    windows, copies: whole windows, and calibrations of the same batches.
+    """
+    precise, safe = interval(inner), interval(windows, copies)
     sharp = (safe.high - safe.low) / 2 <= BLUR * max(safe.ms, precise.ms)
     return (precise if sharp and precise.ms * (1 + AGREEMENT) >= safe.low else safe), safe
 
 
-def interval(rounds: list[Round]) -> Interval:
-    """Median of the slopes between every short and every long batch (Theil–Sen), with a 95 % bootstrap interval."""
-    data = numpy.array(rounds)
-    center = float(_slope(data[None])[0])
+def interval(rounds: list[Round], less: list[Round] | None = None) -> Interval:
+    """Time per iteration, less that of another set of the same rounds, with a 95 % bootstrap interval."""
+    sets = [numpy.array(chosen) for chosen in (rounds, less) if chosen is not None]
+    center = float(_per_iteration([data[None] for data in sets])[0])
     if len(rounds) < 3:
         return Interval(ms=max(center, _LEAST) * 1e3, low=0.0, high=math.inf)
     picks = numpy.random.default_rng(0).integers(len(rounds), size=(_RESAMPLES, len(rounds)))
-    low, high = numpy.quantile(_slope(data[picks]), (0.025, 0.975))
+    low, high = numpy.quantile(_per_iteration([data[picks] for data in sets]), (0.025, 0.975))
     return Interval(ms=max(center, _LEAST) * 1e3, low=max(float(low), 0.0) * 1e3, high=max(float(high), _LEAST) * 1e3)
 
 
+def _per_iteration(sets: list[numpy.ndarray]) -> numpy.ndarray:
+    slopes = [_slope(data) for data in sets]
+    return slopes[0] - slopes[1] if len(slopes) > 1 else slopes[0]
+
+
 def _slope(rounds: numpy.ndarray) -> numpy.ndarray:
-    """Slopes of samples × rounds × 4."""
+    """Slopes of samples × rounds × 4, from the lower quartiles of short and of long batches.
+
+    What disturbs a machine only adds time, so that a low quantile is steadier than the median. Batches of one kind
+    differ a little in n: the median slope between all pairs (Theil–Sen) brings them to their mean n first.
+    """
     n1, t1, n2, t2 = (rounds[..., i] for i in range(4))
-    slopes = (t2[:, None, :] - t1[:, :, None]) / (n2[:, None, :] - n1[:, :, None])
-    return numpy.median(slopes.reshape(len(rounds), -1), axis=1)
+    pairs = (t2[:, None, :] - t1[:, :, None]) / (n2[:, None, :] - n1[:, :, None])
+    rough = numpy.median(pairs.reshape(len(rounds), -1), axis=1)[:, None]
+    mean1, mean2 = n1.mean(axis=1, keepdims=True), n2.mean(axis=1, keepdims=True)
+    short = numpy.quantile(t1 - rough * (n1 - mean1), _QUANTILE, axis=1)
+    long = numpy.quantile(t2 - rough * (n2 - mean2), _QUANTILE, axis=1)
+    return (long - short) / (mean2 - mean1)[:, 0]
 
 
 def narrow_enough(rounds: list[Round], effort: Effort) -> bool:

@@ -279,7 +279,8 @@ class TaskSession:
             pilot = self._pilot(stage, peer, variant)
         aim = max(4, round(effort.window_s / max(pilot, 1e-7)))
         inner: list[Round] = []
-        whole: list[Round] = []
+        windows: list[Round] = []
+        copies: list[Round] = []
         checked = NOTHING
         begun = time.perf_counter()
         fresh = True
@@ -288,7 +289,7 @@ class TaskSession:
             order = self._seeds.sample(everything, len(everything))
             disjoint = n1 + n2 <= stage.slots
             long, short = order[:n2], order[n2 : n2 + n1] if disjoint else order[:n1]
-            measured: dict[int, Window] = {}
+            measured: dict[int, tuple[Window, float]] = {}
             batches = [long, short] if self._seeds.random() < 0.5 else [short, long]
             if disjoint and not fresh:
                 with self._backend.timer_lease(shared=True):
@@ -300,18 +301,19 @@ class TaskSession:
                 with self._backend.timer_lease():
                     alone = stage.calibrate(batch)
                     window = stage.window(peer, variant, batch)
-                measured[len(batch)] = Window(window.whole - alone, window.inner)
+                measured[len(batch)] = window, alone
                 with self._backend.timer_lease(shared=True):
                     checked = checked.merged(self._verify(stage, variant, batch, settings))
                 fresh = False
-            short_time, long_time = measured[n1], measured[n2]
-            inner.append(Round(n1, short_time.inner, n2, long_time.inner))
-            whole.append(Round(n1, short_time.whole, n2, long_time.whole))
+            (short_window, short_copies), (long_window, long_copies) = measured[n1], measured[n2]
+            inner.append(Round(n1, short_window.inner, n2, long_window.inner))
+            windows.append(Round(n1, short_window.whole, n2, long_window.whole))
+            copies.append(Round(n1, short_copies, n2, long_copies))
             if narrow_enough(inner, effort) or (
                 time.perf_counter() - begun > effort.budget_s and len(inner) >= effort.min_rounds
             ):
                 break
-        return *trusted(inner, whole), checked
+        return *trusted(inner, windows, copies), checked
 
     def _pilot(self, stage: Stage, peer: Peer, variant: str) -> float:
         """Rough seconds per iteration, to choose batch sizes by."""

@@ -9,12 +9,35 @@ from cuda_agent.expert.lower.builder import Operand
 from cuda_agent.expert.lower.registry import Context, lowering
 from cuda_agent.expert.tensors import Fill, Tensor, category, result_type
 
-_FLOAT_UNARY = (
-    "sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh "
-    "asinh acosh atanh erf erfc sigmoid"
-).split()
-_SAME_UNARY = "neg abs sign".split()
-_COMPARISONS = "lt le gt ge eq ne".split()
+_FLOAT_UNARY = [
+    "sqrt",
+    "rsqrt",
+    "reciprocal",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "erfc",
+    "sigmoid",
+]
+_SAME_UNARY = ["neg", "abs", "sign"]
+_COMPARISONS = ["lt", "le", "gt", "ge", "eq", "ne"]
 
 
 def _register() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from cuda_agent.expert.ir import Dtype
 from cuda_agent.expert.lower.registry import Context, lowering
-from cuda_agent.expert.tensors import Tensor, category, compute_dtype
+from cuda_agent.expert.tensors import Tensor, compute_dtype
 
 Dims = int | Sequence[int] | None
 
