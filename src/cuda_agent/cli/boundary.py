@@ -45,7 +45,14 @@ class Interrupted(CudaAgentError):
 
 
 def main() -> None:
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if code == INTERRUPTED:
+        # CPython remembers a KeyboardInterrupt that passed through exec() of a string (every dataclass is one), and
+        # ends the process by SIGINT instead of with the code, although it was caught.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:

@@ -180,7 +180,7 @@ def _argument_names(model: Any, leaves: list[Any]) -> list[str]:
     plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     names: list[str] = []
     for path, _ in leaves:
-        position = _key(path[0])
+        position = int(_key(path[0]))
         base = plain[position] if position < len(plain) else f"arg{position}"
         name = "_".join([base, *(re.sub(r"\W", "_", str(_key(k))) for k in path[1:])])
         while name in names:
@@ -190,7 +190,8 @@ def _argument_names(model: Any, leaves: list[Any]) -> list[str]:
 
 
 def _key(key: Any) -> int | str:
-    return getattr(key, "idx", None) if getattr(key, "idx", None) is not None else key.key
+    index: int | str = key.idx if hasattr(key, "idx") else key.key
+    return index
 
 
 def _meta(tensor: Any) -> dict[str, Any]:

@@ -13,5 +13,8 @@ class Unsupported(CudaAgentError):
 
     def __init__(self, operator: str, line: int | None = None, why: str = "") -> None:
         self.operator, self.line, self.why = operator, line, why
-        where = f" (model.py line {line})" if line else ""
-        super().__init__(f"the built-in expert has no kernel for {operator}{where}{': ' + why if why else ''}")
+        super().__init__(operator, line, why)  # so that it can be pickled, and told across processes
+
+    def __str__(self) -> str:
+        where = f" (model.py line {self.line})" if self.line else ""
+        return f"the built-in expert has no kernel for {self.operator}{where}{': ' + self.why if self.why else ''}"

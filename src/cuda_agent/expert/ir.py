@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Literal
 
 Dtype = Literal[
@@ -367,7 +367,7 @@ _SPECIAL = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 def to_json(node: Any) -> Any:
     """Plain JSON for any IR object: dataclasses become objects with a `type` key, tuples lists."""
-    if type(node).__name__ in _TYPES and type(node) is _TYPES[type(node).__name__]:
+    if is_dataclass(node) and type(node) is _TYPES.get(type(node).__name__):
         return {"type": type(node).__name__} | {f.name: to_json(getattr(node, f.name)) for f in fields(node)}
     if isinstance(node, (tuple, list)):
         return [to_json(item) for item in node]

@@ -175,9 +175,10 @@ class Nest:
             if not isinstance(source, View):
                 raise NeedMemory(source)
             try:
-                source, at = source.source, view_index(source, at, self.sizes)
+                at = view_index(source, at, self.sizes)
             except (NotAffine, NeedSplit):
                 raise NeedMemory(source) from None
+            source = source.source
         return self._read(source, flatten(at, source.shape), mask)
 
     def _read(self, t: Tensor, form: Affine, mask: str | None) -> str:

@@ -15,7 +15,7 @@ from cuda_agent.errors import SetupError, TaskError
 from cuda_agent.judge.blame import Failure
 from cuda_agent.judge.builder import Built
 from cuda_agent.judge.job import Settings
-from cuda_agent.judge.stage import Peer, RunnerFailed
+from cuda_agent.judge.peer import Peer, RunnerFailed
 from cuda_agent.judge.wire import Channel, ChannelClosed, ChannelTimeout, Message, ProtocolError
 from cuda_agent.judge.zygote import Worker, Zygote
 from cuda_agent.sandbox import Exit, Policy

@@ -355,6 +355,9 @@ def _ours(error: dict[str, Any]) -> Exception:
     if module.startswith("cuda_agent."):
         kind = getattr(importlib.import_module(module), name, None)
         if isinstance(kind, type) and issubclass(kind, CudaAgentError):
-            return kind(message)
+            try:
+                return kind(*error.get("args", ()))
+            except TypeError:  # the process is not ours: it may say anything
+                return TaskError(message)
     where = f"{error['where']}: " if error.get("where") else ""
     return TaskError(f"{where}{error.get('type')}: {message}")

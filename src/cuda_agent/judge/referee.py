@@ -16,8 +16,8 @@ from cuda_agent.errors import SetupError
 from cuda_agent.judge.clock import EFFORT
 from cuda_agent.judge.compare import NOTHING, compare
 from cuda_agent.judge.job import Settings
+from cuda_agent.judge.peer import Peer, RunnerFailed
 from cuda_agent.judge.session import TaskSession, Unusable, minimum_traffic
-from cuda_agent.judge.stage import Peer, RunnerFailed
 from cuda_agent.judge.wire import Channel, ChannelClosed, ChannelTimeout, Message, ProtocolError
 
 _LARGE = 4 << 30  # bytes of a slot

@@ -351,6 +351,7 @@ class Runner:
             "message": f"out of memory: {told}" if kind == "out_of_memory" else _shorten(error),
             "where": _where(error, self._work),
             "class": f"{type(error).__module__}:{type(error).__qualname__}",
+            "args": [a for a in error.args if a is None or isinstance(a, (str, int))],
         }
 
 

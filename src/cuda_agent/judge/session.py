@@ -14,7 +14,8 @@ import torch
 from cuda_agent.backends import Backend
 from cuda_agent.judge.clock import MAX_SLOTS, Effort, Round, draw_batch_sizes, narrow_enough, trusted
 from cuda_agent.judge.compare import NOTHING, Agreement, Allowance, compare
-from cuda_agent.judge.stage import Layout, Peer, RunnerFailed, Stage, Window
+from cuda_agent.judge.peer import Peer, RunnerFailed
+from cuda_agent.judge.stage import Layout, Stage, Window
 from cuda_agent.judge.values import Region, UnsupportedValue, dtype_of
 from cuda_agent.judge.verdict import Interval
 

@@ -16,76 +16,10 @@ from typing import Any, NamedTuple
 import torch
 
 from cuda_agent.backends import Arena, Backend
+from cuda_agent.judge.peer import Peer
 from cuda_agent.judge.values import Region
-from cuda_agent.judge.wire import Channel, ChannelClosed, ChannelTimeout, Message, ProtocolError
 
 POISON = 0xFB  # as float32 -2.6e36, as float64 -1e288, as integer far out of range: never an answer
-
-
-class RunnerFailed(Exception):
-    """The foreign code failed. kind: what of (see runner.py), plus crashed, timed_out, protocol."""
-
-    def __init__(self, kind: str, message: str, where: str | None = None) -> None:
-        super().__init__(message)
-        self.kind, self.message, self.where = kind, message, where
-
-
-class Peer:
-    """A runner as the referee sees it."""
-
-    def __init__(self, channel: Channel, timeout: float) -> None:
-        self.channel = channel
-        self.timeout = timeout
-
-    def ask(self, do: str, *, fds: Sequence[int] = (), **arguments: Any) -> Any:
-        """The answer, or RunnerFailed. Build requests in between are not expected here."""
-        try:
-            return self.answer(self.channel.call({"do": do, **arguments}, fds, self.timeout))
-        except ChannelTimeout as error:
-            raise RunnerFailed("timed_out", f"no answer within {self.timeout:g} s") from error
-        except ChannelClosed as error:
-            raise RunnerFailed("crashed", "the process ended") from error
-        except ProtocolError as error:
-            raise RunnerFailed("protocol", str(error)) from error
-
-    def run(self, **arguments: Any) -> float:
-        """Have a batch run. Returns when, by our clock, the runner said that it had computed (`perf_counter`)."""
-        try:
-            self.channel.send({"do": "run", **arguments})
-            first = self._receive()
-            computed = time.perf_counter()
-            self.answer(self._receive() if "computed" in first else first)
-        except ChannelTimeout as error:
-            raise RunnerFailed("timed_out", f"no answer within {self.timeout:g} s") from error
-        except ChannelClosed as error:
-            raise RunnerFailed("crashed", "the process ended") from error
-        except ProtocolError as error:
-            raise RunnerFailed("protocol", str(error)) from error
-        return computed
-
-    def _receive(self) -> Message:
-        message, fds = self.channel.recv(self.timeout)
-        for fd in fds:
-            os.close(fd)
-        return message
-
-    @staticmethod
-    def answer(message: Message) -> Any:
-        if "ok" in message:
-            return message["ok"]
-        error = message.get("error")
-        if not isinstance(error, dict):
-            raise RunnerFailed("protocol", "the process sent something that is not an answer")
-        where = error.get("where")
-        text = f"{error.get('type')}: {error.get('message')}"
-        kind = str(error.get("kind"))
-        if kind not in ("exception", "device_error", "out_of_memory"):
-            text = str(error.get("message"))
-        return _fail(kind, text[:2000], None if where is None else str(where)[:200])
-
-
-def _fail(kind: str, message: str, where: str | None) -> Any:
-    raise RunnerFailed(kind, message, where)
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,9 @@ def batch_norm(
     shape = (1, -1, *(1 for _ in range(x.ndim - 2)))
     wide = c.wide(x)
     if c.op_name == "_native_batch_norm_legit.no_stats":
-        training, _, eps = rest
-        out, average, rstd = _normalised(c, wide, (0, *range(2, x.ndim)), float(eps))
+        _, _, eps = rest
+        assert isinstance(eps, float)
+        out, average, rstd = _normalised(c, wide, (0, *range(2, x.ndim)), eps)
         return c.cast(_affine(c, out, weight, bias, shape), c.dtype), average, rstd
     if c.op_name != "_native_batch_norm_legit_no_training.default":
         raise Unsupported("batch_norm with training=True and running statistics", c.line)

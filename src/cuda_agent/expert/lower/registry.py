@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from cuda_agent.expert.ir import Dtype
 from cuda_agent.expert.lower.builder import Builder
@@ -40,13 +40,14 @@ class Context(Builder):
 Lowered = Tensor | tuple[Tensor | None, ...]
 Rule = Callable[..., Lowered]
 RULES: dict[str, Rule] = {}
+_Kept = TypeVar("_Kept", bound=Rule)
 
 
-def lowering(*names: str) -> Callable[[Rule], Rule]:
+def lowering(*names: str) -> Callable[[_Kept], _Kept]:
     """Register a rule for ATen overloads, `add.Tensor` for short. The rule gets a Context, then the node's arguments:
     tensors as `Tensor`, dtypes as strings, the rest as plain Python values."""
 
-    def register(rule: Rule) -> Rule:
+    def register(rule: _Kept) -> _Kept:
         for name in names:
             assert name not in RULES, name
             RULES[name] = rule
