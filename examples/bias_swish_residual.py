@@ -1,9 +1,9 @@
-"""Bias, Swish (SiLU), residual: what follows a linear layer. 2048 × 4096 float32, 32 MiB each way."""
+"""Bias, Swish (SiLU), residual: what follows a linear layer. 1024 × 4096 float32, 16 MiB each way."""
 
 import torch
 import torch.nn as nn
 
-ROWS, FEATURES = 2048, 4096
+ROWS, FEATURES = 1024, 4096
 
 
 class Model(nn.Module):

@@ -41,7 +41,7 @@ def test_the_interval_holds_the_truth_under_noise() -> None:
 def test_a_runner_that_works_outside_the_inner_window_gains_nothing() -> None:
     honest = rounds(1e-3, 1e-4, noise=0.005, seed=1)
     ahead = [Round(r.n1, r.t1 * 0.3, r.n2, r.t2 * 0.3) for r in honest]
-    copies = rounds(3e-3, 1e-4, noise=0.005, seed=2)
+    copies = [Round(r.n1, 3e-3 * r.n1, r.n2, 3e-3 * r.n2) for r in honest]
     windows = [Round(h.n1, h.t1 + c.t1, h.n2, h.t2 + c.t2) for h, c in zip(honest, copies, strict=True)]
     reported, whole = trusted(ahead, windows, copies)
     assert reported == whole
@@ -65,8 +65,8 @@ def test_disturbances_that_only_add_time_hardly_move_the_result() -> None:
 
 def test_too_few_rounds_decide_nothing() -> None:
     assert interval(rounds(1e-3, 0.0, count=2)).low == 0.0
-    assert not narrow_enough(rounds(1e-3, 0.0, count=2), EFFORT["training"])
-    assert narrow_enough(rounds(1e-3, 0.0), EFFORT["full"])
+    assert not narrow_enough(rounds(1e-3, 0.0, count=2), EFFORT["cpu"]["training"])
+    assert narrow_enough(rounds(1e-3, 0.0), EFFORT["cpu"]["full"])
 
 
 @given(st.integers(2, 64), st.integers(1, 200))

@@ -34,6 +34,7 @@ _STATUS: dict[str, Status] = {
     "incorrect": "incorrect",
     "mutated-input": "rule_broken",
     "static-output": "rule_broken",
+    "not-still": "rule_broken",
     "protocol": "rule_broken",
     "timed_out": "timed_out",
     "crashed": "crashed",

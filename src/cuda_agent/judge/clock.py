@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy
 
-from cuda_agent.judge.verdict import Interval
+from cuda_agent.judge.verdict import Interval, Speedup
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,18 @@ class Effort:
     target: float
 
 
+# A window on the CPU is longer: threads that wake and pages that are touched cost it a millisecond, now more, now less.
 EFFORT = {
-    "full": Effort(window_s=0.02, budget_s=3.0, min_rounds=5, max_rounds=20, target=0.007),
-    "training": Effort(window_s=0.008, budget_s=0.3, min_rounds=3, max_rounds=6, target=0.03),
-    "search": Effort(window_s=0.01, budget_s=0.6, min_rounds=3, max_rounds=8, target=0.015),
+    "cuda": {
+        "full": Effort(window_s=0.02, budget_s=3.0, min_rounds=5, max_rounds=20, target=0.007),
+        "training": Effort(window_s=0.008, budget_s=0.3, min_rounds=3, max_rounds=6, target=0.03),
+        "search": Effort(window_s=0.01, budget_s=0.6, min_rounds=3, max_rounds=8, target=0.015),
+    },
+    "cpu": {
+        "full": Effort(window_s=0.06, budget_s=1.5, min_rounds=4, max_rounds=12, target=0.01),
+        "training": Effort(window_s=0.02, budget_s=0.3, min_rounds=3, max_rounds=6, target=0.03),
+        "search": Effort(window_s=0.03, budget_s=0.6, min_rounds=3, max_rounds=8, target=0.02),
+    },
 }
 
 MAX_SLOTS = 64
@@ -56,11 +64,11 @@ def draw_batch_sizes(slots: int, aim: int) -> tuple[int, int]:
     return n1, n2
 
 
-AGREEMENT = 0.02  # the inner time may be this much shorter than the whole one's interval allows
+AGREEMENT = 0.02  # of the inner time: what the whole one may surely exceed it by
 _LEAST = 1e-9  # seconds; noise can make a slope of nothing negative
 _RESAMPLES = 200
 _QUANTILE = 0.25
-BLUR = 0.2  # a whole time with a wider interval than this confirms nothing
+BLUR = 0.2  # of the inner time: where the excess is known less well than this, it confirms nothing
 
 
 class Round(NamedTuple):
@@ -75,11 +83,15 @@ class Round(NamedTuple):
 def trusted(inner: list[Round], windows: list[Round], copies: list[Round]) -> tuple[Interval, Interval]:
     """(the time to report, the whole one): the inner time if the whole one confirms it, else the whole one.
 
-    windows, copies: whole windows, and calibrations of the same batches.
+    windows, copies: whole windows, and calibrations of the same batches. Compared is round by round, since what
+    disturbs one window disturbs what is measured inside of it alike.
     """
     precise, safe = interval(inner), interval(windows, copies)
-    sharp = (safe.high - safe.low) / 2 <= BLUR * max(safe.ms, precise.ms)
-    return (precise if sharp and precise.ms * (1 + AGREEMENT) >= safe.low else safe), safe
+    excess = _slopes(windows) - _slopes(copies) - _slopes(inner)
+    low, high = _bounds(excess)
+    unit = max(precise.ms, 1e3 * _LEAST)
+    sharp = len(inner) >= 3 and (high - low) / 2 * 1e3 <= BLUR * unit
+    return (precise if sharp and low * 1e3 <= AGREEMENT * unit else safe), safe
 
 
 def interval(rounds: list[Round], less: list[Round] | None = None) -> Interval:
@@ -91,6 +103,28 @@ def interval(rounds: list[Round], less: list[Round] | None = None) -> Interval:
     picks = numpy.random.default_rng(0).integers(len(rounds), size=(_RESAMPLES, len(rounds)))
     low, high = numpy.quantile(_per_iteration([data[picks] for data in sets]), (0.025, 0.975))
     return Interval(ms=max(center, _LEAST) * 1e3, low=max(float(low), 0.0) * 1e3, high=max(float(high), _LEAST) * 1e3)
+
+
+def speedup(slower: list[Round], faster: list[Round]) -> Speedup:
+    """Median ratio of two sets of rounds that took turns, with a 95 % bootstrap interval.
+
+    Of whole batches, not of slopes: what does not grow with n pulls the ratio a little towards 1, and halves its noise.
+    """
+    spent = [numpy.array([max(r.t1 + r.t2, _LEAST) for r in rounds]) for rounds in (slower, faster)]
+    ratios = spent[0] / spent[1]
+    low, high = _bounds(ratios)
+    return Speedup(ratio=float(numpy.median(ratios)), low=low, high=high)
+
+
+def _slopes(rounds: list[Round]) -> numpy.ndarray:
+    return numpy.array([(r.t2 - r.t1) / (r.n2 - r.n1) for r in rounds])
+
+
+def _bounds(values: numpy.ndarray) -> tuple[float, float]:
+    """95 % bootstrap interval of their median."""
+    picks = numpy.random.default_rng(0).integers(len(values), size=(_RESAMPLES, len(values)))
+    low, high = numpy.quantile(numpy.median(values[picks], axis=1), (0.025, 0.975))
+    return float(low), float(high)
 
 
 def _per_iteration(sets: list[numpy.ndarray]) -> numpy.ndarray:

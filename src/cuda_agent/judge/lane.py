@@ -80,13 +80,25 @@ class Lane:
     def baseline(self, task: Task, variant: str, mode: str) -> Message:
         return self._ask({"do": "baseline", "key": task.key, "variant": variant, "mode": mode})
 
+    def prepare(self, task: Task, variant: str) -> Message:
+        return self._ask({"do": "prepare", "key": task.key, "variant": variant})
+
     def ceilings(self) -> Message:
         return self._ask({"do": "ceilings"})
 
     def judge(
-        self, task: Task, candidate: Candidate, built: Sequence[Built], settings: Settings, build: BuildRequest
+        self,
+        task: Task,
+        candidate: Candidate,
+        built: Sequence[Built],
+        settings: Settings,
+        build: BuildRequest,
+        beside: Sequence[str] = (),
     ) -> Message:
-        """What the referee found. Raises CandidateFailed, TaskError, RefereeLost."""
+        """What the referee found. beside: baselines, prepared, to time in alternation with the candidate.
+
+        Raises CandidateFailed, TaskError, RefereeLost.
+        """
         worker = self._candidate = self._runner(settings)
         objects = [os.open(b.path, os.O_RDONLY | os.O_CLOEXEC) for b in built if b.path is not None]
         request = {
@@ -96,6 +108,9 @@ class Lane:
             "form": candidate.form,
             "files": {path: base64.b64encode(body).decode() for path, body in candidate.files.items()},
             "names": [b.unit.installed for b in built],
+            "beside": list(beside),
+            "keeper": worker.child.pid,
+            "level": worker.level,
         }
         start = time.perf_counter()
         try:

@@ -23,7 +23,7 @@ from cuda_agent.judge.builder import Builder, Built
 from cuda_agent.judge.job import Job, Settings
 from cuda_agent.judge.lane import CandidateFailed, Lane, RefereeLost
 from cuda_agent.judge.reward import near_threshold, reward_of
-from cuda_agent.judge.verdict import Device, Errors, Interval, Roofline, Status, Times, Verdict
+from cuda_agent.judge.verdict import Device, Errors, Interval, Roofline, Speedup, Status, Times, Verdict
 from cuda_agent.judge.wire import Channel, ChannelClosed, ChannelTimeout
 from cuda_agent.judge.zygote import Zygote
 from cuda_agent.paths import cache_dir
@@ -195,16 +195,24 @@ class LocalJudge:
     def _judge_built(self, lane: Lane, job: Job, built: list[Built]) -> Verdict:
         facts = lane.open(job.task, job.settings)
         measure = job.settings.baselines and job.settings.mode != "search"
-        eager, compiled = (self._baseline(lane, job.task, v, measure) for v in ("eager", "compile"))
+        beside: list[str] = []
+        if measure and self.device == "cpu":
+            beside = ["eager", "compile"] if self._compiles(lane, job.task) else ["eager"]
+            eager = compiled = None
+        else:
+            eager, compiled = (self._baseline(lane, job.task, v, measure) for v in ("eager", "compile"))
         try:
             found = lane.judge(
-                job.task, job.candidate, built, job.settings, lambda unit: self._shim(unit, job.settings)
+                job.task, job.candidate, built, job.settings, lambda unit: self._shim(unit, job.settings), beside
             )
         except CandidateFailed as error:
             status, rule, message = explain(error.failure, error.ended)
             return self._rejected(job, status, rule, message, log=error.output[-4000:], isolation=error.level)
         candidate = Interval(**found["candidate"])
-        if measure:
+        paired = {variant: Speedup(**other["speedup"]) for variant, other in found["beside"].items()}
+        if beside:
+            eager, compiled = (self._beside(job.task, v, found["beside"]) for v in ("eager", "compile"))
+        elif measure:
             eager, compiled = (
                 self._again(lane, job.task, v, known, candidate)
                 for v, known in (("eager", eager), ("compile", compiled))
@@ -222,11 +230,12 @@ class LocalJudge:
         return Verdict(
             task=job.task.name,
             status="accepted",
-            reward=reward_of(times),
+            reward=reward_of(times, paired),
             times=times,
-            speedup_eager=_ratio(eager, candidate),
-            speedup_compile=_ratio(compiled, candidate),
-            speedup_matched=_ratio(matched, candidate),
+            speedup_eager=_ratio(eager, candidate, paired.get("eager")),
+            speedup_compile=_ratio(compiled, candidate, paired.get("compile")),
+            speedup_matched=_ratio(matched, candidate, paired.get("compile")),
+            side_by_side=paired,
             errors=Errors(**found["errors"]),
             oracle=found["oracle"],
             precision=found["precision"],
@@ -248,6 +257,24 @@ class LocalJudge:
         return built.path if built.path is not None else f"{wanted.name} does not compile: {built.log[-3000:]}"
 
     # Baselines and ceilings
+
+    def _compiles(self, lane: Lane, task: Task) -> bool:
+        """Have the task's model ready under torch.compile, if that works on it."""
+        known, time = self._baselines.read(task.key, "compile")
+        if known and time is None:
+            return False
+        failed = lane.prepare(task, "compile").get("failed")
+        if failed is not None:
+            self._baselines.write(task.key, "compile", None, failed)
+        return failed is None
+
+    def _beside(self, task: Task, variant: str, found: dict[str, Any]) -> Interval | None:
+        """The time of a baseline that was measured beside the candidate, also for judgements that measure none."""
+        if variant not in found:
+            return None
+        time = Interval(**found[variant]["time"])
+        self._baselines.write(task.key, variant, time)
+        return time
 
     def _baseline(self, lane: Lane, task: Task, variant: str, measure: bool) -> Interval | None:
         known, time = self._baselines.read(task.key, variant)
@@ -329,7 +356,9 @@ class LocalJudge:
                 self._free.notify()
 
 
-def _ratio(baseline: Interval | None, candidate: Interval) -> float | None:
+def _ratio(baseline: Interval | None, candidate: Interval, paired: Speedup | None) -> float | None:
+    if paired is not None:
+        return paired.ratio
     return None if baseline is None else baseline.ms / max(candidate.ms, 1e-9)
 
 

@@ -36,8 +36,9 @@ class Peer:
         except ProtocolError as error:
             raise RunnerFailed("protocol", str(error)) from error
 
-    def run(self, **arguments: Any) -> float:
-        """Have a batch run. Returns when, by our clock, the runner said that it had computed (`perf_counter`)."""
+    def run(self, **arguments: Any) -> tuple[float, float]:
+        """Have a batch run. Returns when, by our clock (`perf_counter`), the runner said that it had computed, and when
+        it said that its outputs lie in their slots."""
         try:
             self.channel.send({"do": "run", **arguments})
             first = self._receive()
@@ -49,7 +50,7 @@ class Peer:
             raise RunnerFailed("crashed", "the process ended") from error
         except ProtocolError as error:
             raise RunnerFailed("protocol", str(error)) from error
-        return computed
+        return computed, time.perf_counter()
 
     def _receive(self) -> Message:
         message, fds = self.channel.recv(self.timeout)

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from cuda_agent.backends import Backend, get_backend
@@ -16,9 +17,11 @@ from cuda_agent.errors import SetupError
 from cuda_agent.judge.clock import EFFORT
 from cuda_agent.judge.compare import NOTHING, compare
 from cuda_agent.judge.job import Settings
+from cuda_agent.judge.measure import measure
 from cuda_agent.judge.peer import Peer, RunnerFailed
 from cuda_agent.judge.session import TaskSession, Unusable, minimum_traffic
 from cuda_agent.judge.wire import Channel, ChannelClosed, ChannelTimeout, Message, ProtocolError
+from cuda_agent.sandbox import Frozen, Level, NotStill
 
 _LARGE = 4 << 30  # bytes of a slot
 _PREPARE_TIMEOUT = 600.0  # torch.compile of a whole network
@@ -63,7 +66,24 @@ class Referee:
         """Time the task's own model, with no candidate alive. None where torch.compile fails on it."""
         session = self._enter_task(key)
         peer = session.peer
-        if variant != "eager":
+        failed = self._prepare(session, variant)
+        if failed is not None:
+            return {"failed": failed}
+        effort = EFFORT[self._backend.kind][mode]
+        slots = session.timing_slots(effort, session.rough_seconds)
+        session.stage_for(slots).share_with(peer)
+        timed = measure(session, peer, variant, effort, Settings()).time
+        peer.ask("detach", stage="timing")
+        return timed.model_dump()
+
+    def do_prepare(self, key: str, variant: str) -> Message:
+        """Make a variant of the task's model. {"failed": why} where torch.compile fails on it."""
+        failed = self._prepare(self._enter_task(key), variant)
+        return {} if failed is None else {"failed": failed}
+
+    def _prepare(self, session: TaskSession, variant: str) -> str | None:
+        peer = session.peer
+        if variant not in session.ready:
             session.fill([0])
             session.answer(0, "eager")
             patience, peer.timeout = peer.timeout, _PREPARE_TIMEOUT
@@ -77,15 +97,11 @@ class Referee:
                         "torch.compile needs Python's C headers on the CPU (Python.h is missing): "
                         "sudo apt install python3-dev"
                     ) from error
-                return {"failed": error.message}
+                return error.message
             finally:
                 peer.timeout = patience
-        effort = EFFORT[mode]
-        slots = session.timing_slots(effort, session.rough_seconds)
-        session.stage_for(slots).share_with(peer)
-        timed, _, _ = session.measure(peer, variant, effort, Settings())
-        peer.ask("detach", stage="timing")
-        return timed.model_dump()
+            session.ready.add(variant)
+        return None
 
     def _enter_task(self, key: str) -> TaskSession:
         self._rest_but(key)
@@ -101,7 +117,9 @@ class Referee:
 
     def do_judge(
         self, *fds: int, key: str, settings: dict[str, Any], form: str, files: dict[str, str], names: list[str],
+        beside: list[str], keeper: int, level: str,
     ) -> Message:  # fmt: skip
+        """keeper, level: of the candidate's runner, which is stopped while the variants `beside` it have their turn."""
         session = self._enter_task(key)
         options = Settings(**settings)
         seconds: dict[str, float] = {}
@@ -115,14 +133,26 @@ class Referee:
                 verdict = self._check(session, peer, options)
             seconds[phase], start = time.perf_counter() - start, time.perf_counter()
             phase = "time"
-            timed, whole, agreement = session.measure(peer, "candidate", EFFORT[options.mode], options)
+            effort = EFFORT[self._backend.kind][options.mode]
+            if beside and session.timing is not None:
+                session.timing.share_with(session.peer)
+            frozen = partial(Frozen, keeper, Level(level)) if self._backend.kind == "cpu" else None
+            found = measure(session, peer, "candidate", effort, options, beside, frozen)
             seconds[phase] = time.perf_counter() - start
         except RunnerFailed as error:
             return {"failed": {"kind": error.kind, "message": error.message, "where": error.where, "phase": phase}}
+        except NotStill as error:
+            return {"failed": {"kind": "not-still", "message": str(error), "where": None, "phase": phase}}
         finally:
             peer.channel.close()
-        verdict["candidate"], verdict["candidate_whole"] = timed.model_dump(), whole.model_dump()
-        verdict["errors"]["checked"] += agreement.elements
+            if beside:
+                session.peer.ask("detach", stage="timing")
+        verdict["candidate"], verdict["candidate_whole"] = found.time.model_dump(), found.whole.model_dump()
+        verdict["errors"]["checked"] += found.checked.elements
+        verdict["beside"] = {
+            variant: {"time": other.time.model_dump(), "speedup": other.speedup.model_dump()}
+            for variant, other in found.beside.items()
+        }
         return {**verdict, "seconds": seconds}
 
     def _load(
@@ -171,7 +201,7 @@ class Referee:
 
     def _check(self, session: TaskSession, peer: Peer, options: Settings) -> Message:
         """Fresh random inputs against the oracle."""
-        effort = EFFORT[options.mode]
+        effort = EFFORT[self._backend.kind][options.mode]
         timing = session.timing_slots(effort, session.rough_seconds / 3)  # room for a candidate three times as fast
         # The oracle of a large task needs the memory that more slots would take.
         slots = timing if session.layout.slot_bytes < _LARGE else 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from cuda_agent.judge.verdict import Interval, Reward, Times
+from collections.abc import Mapping
+
+from cuda_agent.judge.verdict import Interval, Reward, Speedup, Times
 
 MARGIN = 1.05
 
@@ -19,9 +21,15 @@ def near_threshold(candidate: Interval, baseline: Interval) -> bool:
     return low < MARGIN * 1.05 and high > MARGIN / 1.05
 
 
-def reward_of(times: Times) -> Reward:
-    if times.candidate is None or times.eager is None or not faster(times.candidate, times.eager):
+def reward_of(times: Times, side_by_side: Mapping[str, Speedup] | None = None) -> Reward:
+    """side_by_side: ratios measured in alternation, which say more than two times."""
+    paired = side_by_side or {}
+
+    def beats(name: str, baseline: Interval | None) -> bool:
+        if name in paired:
+            return paired[name].low > MARGIN
+        return times.candidate is not None and baseline is not None and faster(times.candidate, baseline)
+
+    if not beats("eager", times.eager):
         return 1
-    if times.compile is None or not faster(times.candidate, times.compile):
-        return 2
-    return 3
+    return 3 if beats("compile", times.compile) else 2

@@ -12,14 +12,13 @@ from typing import Any
 import torch
 
 from cuda_agent.backends import Backend
-from cuda_agent.judge.clock import MAX_SLOTS, Effort, Round, draw_batch_sizes, narrow_enough, trusted
-from cuda_agent.judge.compare import NOTHING, Agreement, Allowance, compare
+from cuda_agent.judge.clock import MAX_SLOTS, Effort
+from cuda_agent.judge.compare import Allowance, compare
 from cuda_agent.judge.peer import Peer, RunnerFailed
-from cuda_agent.judge.stage import Layout, Stage, Window
-from cuda_agent.judge.values import Region, UnsupportedValue, dtype_of
-from cuda_agent.judge.verdict import Interval
+from cuda_agent.judge.stage import Layout, Stage
+from cuda_agent.judge.values import Region, UnsupportedValue
 
-_STAGE_BYTES = {"cpu": 1 << 30, "cuda": 12 << 30}  # aim for a timing arena; two slots are always granted
+_STAGE_BYTES = {"cpu": 5 << 27, "cuda": 12 << 30}  # aim for a timing arena; two slots are always granted
 
 
 class Unusable(Exception):
@@ -30,17 +29,19 @@ class TaskSession:
     """Owned by the referee; `peer` is the task's runner.
 
     After construction: `layout`, `names` and `state` (the perturbed weights, private), `init` (constructor arguments).
+    ready: the variants of the model that can run: `eager`, and what `prepare` made.
     """
 
     def __init__(self, backend: Backend, peer: Peer, source: str, filename: str) -> None:
-        self._backend = backend
+        self.backend = backend
         self.peer = peer
         self._file = filename
-        self._seeds = secrets.SystemRandom()
+        self.seeds = secrets.SystemRandom()
         self._private: torch.Tensor | None = None
         self._stage: Stage | None = None  # the reference's, without private copies
-        self._timing: Stage | None = None  # the one that is timed, with them
+        self.timing: Stage | None = None  # the one that is timed, with them
         self._resting = False
+        self.ready = {"eager"}
         self.oracle = "float64"
         self.eager_error = 0.0
         self.eager_worst = 0.0
@@ -67,18 +68,18 @@ class TaskSession:
             raise Unusable(f"{self._file}: {error}") from error
 
     def _seed(self) -> int:
-        return self._seeds.randrange(1 << 31)
+        return self.seeds.randrange(1 << 31)
 
     def _receive_state(self) -> torch.Tensor:
         nbytes = max(512, self.state_region.nbytes)
-        arena = self._backend.allocate(nbytes)
+        arena = self.backend.allocate(nbytes)
         fd = arena.export_fd()
         try:
             self._ask("store_state", fds=[fd], nbytes=nbytes)
         finally:
             os.close(fd)
         state = arena.bytes.clone()
-        self._backend.synchronize()
+        self.backend.synchronize()
         arena.close()
         return state
 
@@ -87,7 +88,7 @@ class TaskSession:
         made = self._ask("make_inputs", seed=self._seed())
         inputs = Region.from_json(made["region"])
         draft = Layout(made["tree"], inputs, None, Region(()))
-        stage = Stage("draft", self._backend, draft, 1)
+        stage = Stage("draft", self.backend, draft, 1)
         stage.share_with(self.peer)
         self._ask("store", stage="draft")
         probed = self._ask("probe_outputs", stage="draft")
@@ -142,7 +143,7 @@ class TaskSession:
         views = self.layout.inputs.views(self._private, 0)
         for shared, private in zip(self.reference().inputs[slot], views, strict=True):
             shared.copy_(private)
-        self._backend.synchronize()
+        self.backend.synchronize()
 
     # Memory
 
@@ -150,7 +151,7 @@ class TaskSession:
         """The task runner's own slot."""
         self._resting = False
         if self._stage is None:
-            self._stage = Stage("reference", self._backend, self.layout, 1)
+            self._stage = Stage("reference", self.backend, self.layout, 1)
             self._stage.share_with(self.peer)
         return self._stage
 
@@ -169,34 +170,34 @@ class TaskSession:
     def timing_slots(self, effort: Effort, seconds: float) -> int:
         """How many slots to measure a call of about `seconds` with."""
         wanted = int(effort.window_s * 1.2 / max(seconds, 1e-6)) + 1
-        affordable = _STAGE_BYTES[self._backend.kind] // (self.layout.slot_bytes + 1)
+        affordable = _STAGE_BYTES[self.backend.kind] // (self.layout.slot_bytes + 1)
         slots = max(5, min(wanted, affordable, MAX_SLOTS))
         each = 3 * self.layout.inputs.nbytes + 4 * self.layout.outputs.nbytes
-        while slots > 2 and slots * each > 0.7 * self._backend.memory_free():
+        while slots > 2 and slots * each > 0.7 * self.backend.memory_free():
             slots -= 1
         return slots
 
     def stage_for(self, slots: int) -> Stage:
         """A timing stage with `slots` slots; kept while the same size is asked for."""
-        if self._timing is None or self._timing.slots != slots:
+        if self.timing is None or self.timing.slots != slots:
             self.close_timing()
             self._private = None
-            self._backend.empty_cache()
+            self.backend.empty_cache()
             size = max(512, slots * self.layout.inputs.nbytes)
-            self._private = torch.zeros(size, dtype=torch.uint8, device=self._backend.torch_device)
-            self._timing = Stage("timing", self._backend, self.layout, slots, private=self._private)
-        return self._timing
+            self._private = torch.zeros(size, dtype=torch.uint8, device=self.backend.torch_device)
+            self.timing = Stage("timing", self.backend, self.layout, slots, private=self._private)
+        return self.timing
 
     def close_timing(self) -> None:
-        if self._timing is not None:
-            self._timing.close()
-        self._timing = self._private = None
-        self._backend.empty_cache()
+        if self.timing is not None:
+            self.timing.close()
+        self.timing = self._private = None
+        self.backend.empty_cache()
 
     def state_arena(self) -> Any:
-        arena = self._backend.allocate(max(512, self.state_region.nbytes))
+        arena = self.backend.allocate(max(512, self.state_region.nbytes))
         arena.bytes[: self.state.numel()].copy_(self.state[: arena.nbytes])
-        self._backend.synchronize()
+        self.backend.synchronize()
         return arena
 
     # Inputs and answers
@@ -205,7 +206,7 @@ class TaskSession:
         """Fresh inputs from secret seeds into the private copies of these slots."""
         if self._private is None:
             size = max(512, self.layout.inputs.nbytes)
-            self._private = torch.zeros(size, dtype=torch.uint8, device=self._backend.torch_device)
+            self._private = torch.zeros(size, dtype=torch.uint8, device=self.backend.torch_device)
         stage = self.reference()
         for slot in slots:
             made = self._ask("make_inputs", seed=self._seed())
@@ -215,7 +216,7 @@ class TaskSession:
             views = self.layout.inputs.views(self._private, slot * self.layout.inputs.nbytes)
             for private, shared in zip(views, stage.inputs[0], strict=True):
                 private.copy_(shared)
-        self._backend.synchronize()
+        self.backend.synchronize()
 
     def answer(self, slot: int, variant: str, strict: bool = False) -> list[torch.Tensor]:
         """What the reference says to the private inputs of `slot`; valid until the next call."""
@@ -224,7 +225,7 @@ class TaskSession:
         views = self.layout.inputs.views(self._private, slot * self.layout.inputs.nbytes)
         for shared, private in zip(stage.inputs[0], views, strict=True):
             shared.copy_(private)
-        self._backend.synchronize()
+        self.backend.synchronize()
         self._run(variant, strict=strict)
         return stage.outputs[0]
 
@@ -256,105 +257,10 @@ class TaskSession:
         views = self.layout.inputs.views(self._private, slot * self.layout.inputs.nbytes)
         for shared, private in zip(stage.inputs[0], views, strict=True):
             shared.copy_(private)
-        self._backend.synchronize()
+        self.backend.synchronize()
         # Rounded to the output's dtype as it is stored.
         self.peer.run(stage="reference", variant="oracle", order=[0])
         return stage.outputs[0]
-
-    # The clock
-
-    def measure(self, peer: Peer, variant: str, effort: Effort, settings: Any) -> tuple[Interval, Interval, Agreement]:
-        """(time, whole-window time, what was verified) of `variant` in the timing stage, which `peer` is attached to.
-
-        Every timed output of a candidate is verified. Raises RunnerFailed with kind `incorrect` or `mutated-input` if
-        one was wrong.
-        """
-        stage = self._timing
-        assert stage is not None
-        everything = list(range(stage.slots))
-        with self._backend.timer_lease(shared=True):
-            self.fill(everything)
-            stage.show(everything)
-            self._backend.synchronize()
-            peer.run(stage="timing", variant=variant, order=everything)  # the allocator and caches settle
-            pilot = self._pilot(stage, peer, variant)
-        aim = max(4, round(effort.window_s / max(pilot, 1e-7)))
-        inner: list[Round] = []
-        windows: list[Round] = []
-        copies: list[Round] = []
-        checked = NOTHING
-        begun = time.perf_counter()
-        fresh = True
-        while len(inner) < effort.max_rounds:
-            n1, n2 = draw_batch_sizes(stage.slots, aim)
-            order = self._seeds.sample(everything, len(everything))
-            disjoint = n1 + n2 <= stage.slots
-            long, short = order[:n2], order[n2 : n2 + n1] if disjoint else order[:n1]
-            measured: dict[int, tuple[Window, float]] = {}
-            batches = [long, short] if self._seeds.random() < 0.5 else [short, long]
-            if disjoint and not fresh:
-                with self._backend.timer_lease(shared=True):
-                    self.fill([*long, *short])
-            for batch in batches:
-                if not disjoint and not fresh:
-                    with self._backend.timer_lease(shared=True):
-                        self.fill(batch)
-                with self._backend.timer_lease():
-                    alone = stage.calibrate(batch)
-                    window = stage.window(peer, variant, batch)
-                measured[len(batch)] = window, alone
-                with self._backend.timer_lease(shared=True):
-                    checked = checked.merged(self._verify(stage, variant, batch, settings))
-                fresh = False
-            (short_window, short_copies), (long_window, long_copies) = measured[n1], measured[n2]
-            inner.append(Round(n1, short_window.inner, n2, long_window.inner))
-            windows.append(Round(n1, short_window.whole, n2, long_window.whole))
-            copies.append(Round(n1, short_copies, n2, long_copies))
-            if narrow_enough(inner, effort) or (
-                time.perf_counter() - begun > effort.budget_s and len(inner) >= effort.min_rounds
-            ):
-                break
-        return *trusted(inner, windows, copies), checked
-
-    def _pilot(self, stage: Stage, peer: Peer, variant: str) -> float:
-        """Rough seconds per iteration, to choose batch sizes by."""
-        all_, one = list(range(stage.slots)), [0]
-        runs = []
-        for order in (one, all_):
-            start = time.perf_counter()
-            peer.run(stage="timing", variant=variant, order=order)
-            runs.append(time.perf_counter() - start)
-        return max(1e-7, (runs[1] - runs[0]) / (len(all_) - 1))
-
-    def _verify(self, stage: Stage, variant: str, order: Sequence[int], settings: Any) -> Agreement:
-        if variant != "candidate":
-            return NOTHING
-        if stage.mutated(order):
-            raise RunnerFailed("mutated-input", "forward changed its input; Model leaves it as it is")
-        total = NOTHING
-        slack = 1.0 + self.eager_worst
-        for slot in order:
-            expected = self.answer(slot, "eager")
-            for position, (got, want) in enumerate(zip(stage.private_outputs[slot], expected, strict=True)):
-                allowance = Allowance(settings.atol * slack, settings.rtol * slack, 9 * self.eager_error)
-                found = compare(got, want, allowance)
-                if found.worst > 1 and self._is_exact(position):
-                    found = self._second_opinion(got, slot, position, settings)
-                if found.worst > 1:
-                    raise RunnerFailed(
-                        "incorrect",
-                        f"a timed iteration left a wrong output {found.detail}; untimed, the same code was right",
-                    )
-                total = total.merged(found)
-        return total
-
-    def _is_exact(self, position: int) -> bool:
-        return not dtype_of(self.layout.outputs.specs[position].dtype).is_floating_point
-
-    def _second_opinion(self, got: torch.Tensor, slot: int, position: int, settings: Any) -> Agreement:
-        """Integer outputs may differ from eager where eager differs from the oracle (ties)."""
-        oracle, eager, allowances = self.oracle_answer(slot, settings)
-        return compare(got, oracle[position], allowances[position], eager[position])
 
     def close(self) -> None:
         """Hang up on the runner and free everything."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -37,10 +38,11 @@ class Layout:
 
 
 class Window(NamedTuple):
-    """Seconds. whole: all that the runner could possibly have worked in, copies included. inner: from the word until it
-    says that it has computed."""
+    """Seconds. whole: all that the runner could possibly have worked in, copies included; copies: what those take
+    alone. inner: from the word until it says that it has computed."""
 
     whole: float
+    copies: float
     inner: float
 
 
@@ -110,6 +112,7 @@ class Stage:
 
     def window(self, peer: Peer, variant: str, order: Sequence[int]) -> Window:
         """Run a batch. It starts before the first input byte is visible and ends when the last output byte is ours."""
+        copies = self._copies(order)
         self.poison(order)
         back = random.SystemRandom().sample(order, len(order))
         self._backend.synchronize()
@@ -117,23 +120,61 @@ class Stage:
         self.show(order)
         self._backend.synchronize()
         shown = time.perf_counter()
-        done = peer.run(stage=self.name, variant=variant, order=list(order))
+        computed, _ = peer.run(stage=self.name, variant=variant, order=list(order))
         self.take(back)
         self._backend.synchronize()
-        return Window(time.perf_counter() - start, done - shown)
+        return Window(time.perf_counter() - start, copies, computed - shown)
 
-    def calibrate(self, order: Sequence[int]) -> float:
+    def plain_window(self, peer: Peer, variant: str, order: Sequence[int]) -> float:
+        """Seconds in which a runner that has nothing to gain computes a batch."""
+        self.show(order)
+        self._backend.synchronize()
+        start = time.perf_counter()
+        computed, _ = peer.run(stage=self.name, variant=variant, order=list(order))
+        return computed - start
+
+    def frozen_window(
+        self,
+        peer: Peer,
+        variant: str,
+        order: Sequence[int],
+        frozen: Callable[[], AbstractContextManager[Any]],
+        meanwhile: Callable[[], None],
+    ) -> Window:
+        """Run a batch on the CPU: the runner is stopped while inputs become visible and while outputs are taken, so
+        that only its own copies are left to subtract.
+
+        meanwhile: what to do while it is stopped, before the inputs are visible.
+        """
+        copies = self._deliveries(order)
+        with frozen():
+            meanwhile()
+            self.poison(order)
+            self.show(order)
+            start = time.perf_counter()
+        told = time.perf_counter()
+        computed, delivered = peer.run(stage=self.name, variant=variant, order=list(order))
+        with frozen():
+            self.take(order)
+        return Window(delivered - start, copies, computed - told)
+
+    def _copies(self, order: Sequence[int]) -> float:
         """Seconds of the copies of such a batch alone: ours in and out, and the runner's to its slots."""
         back = random.SystemRandom().sample(order, len(order))
         self._backend.synchronize()
         start = time.perf_counter()
         self.show(order)
         self._backend.synchronize()
+        self._deliveries(order)
+        self.take(back)
+        self._backend.synchronize()
+        return time.perf_counter() - start
+
+    def _deliveries(self, order: Sequence[int]) -> float:
+        start = time.perf_counter()
         for slot in order:
             for shared, private in zip(self.outputs[slot], self.private_outputs[slot], strict=True):
                 shared.copy_(private)
-        self._backend.synchronize()
-        self.take(back)
         self._backend.synchronize()
         return time.perf_counter() - start
 

@@ -34,6 +34,14 @@ class Interval(_Record):
     high: float
 
 
+class Speedup(_Record):
+    """A baseline's time over the candidate's, with a 95 % confidence interval."""
+
+    ratio: float
+    low: float
+    high: float
+
+
 class Times(_Record):
     """Times under one protocol. `compile_matched` is torch.compile at the candidate's own precision.
 
@@ -75,6 +83,8 @@ class Verdict(_Record):
 
     `reward` is the paper's (arXiv 2602.24286, section 3): -1 not accepted, 1 correct, 2 also more than 5 % faster
     than eager, 3 also more than 5 % faster than `torch.compile`; "faster" means the confidence interval is past it.
+
+    `speedup_*` are the ratios of `times`, or those of `side_by_side` where there are such.
     """
 
     schema_version: Literal[1] = 1
@@ -87,6 +97,7 @@ class Verdict(_Record):
     speedup_eager: float | None = None
     speedup_compile: float | None = None
     speedup_matched: float | None = None
+    side_by_side: dict[str, Speedup] = Field(default_factory=dict)  # of baselines that took turns with the candidate
     errors: Errors | None = None
     oracle: Literal["float64", "float32"] | None = None
     precision: Literal["full", "reduced"] | None = None  # against eager's own error with TF32 off

@@ -23,6 +23,7 @@ Role = Literal["referee", "runner"]
 # Of every process that is timed, so that all are timed alike.
 ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # torch.cuda.is_available() must not initialise CUDA before the fork
+    "TORCHINDUCTOR_VEC_ISA_OK": "1",  # compiling a probe says what /proc/cpuinfo says, three seconds later
     "TORCHINDUCTOR_COMPILE_THREADS": "1",  # inductor's worker pool would be one more process in every runner
     "CUDA_MODULE_LOADING": "LAZY",
     "OPENBLAS_NUM_THREADS": "1",  # NumPy's pool would be threads in a process that forks

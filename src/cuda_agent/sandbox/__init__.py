@@ -5,6 +5,7 @@ machine offers. Standard library and ctypes only; this room knows nothing of tas
 """
 
 from cuda_agent.sandbox.child import Child, Exit, kill_tree
+from cuda_agent.sandbox.freeze import Frozen, NotStill
 from cuda_agent.sandbox.keeper import fork_confined
 from cuda_agent.sandbox.linux import die_with_parent
 from cuda_agent.sandbox.policy import Level, Policy
@@ -16,7 +17,9 @@ __all__ = [
     "Child",
     "Completed",
     "Exit",
+    "Frozen",
     "Level",
+    "NotStill",
     "Offer",
     "Policy",
     "available_level",
