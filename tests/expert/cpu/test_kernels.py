@@ -63,6 +63,23 @@ MODELS: dict[str, tuple[str, str]] = {
         "return torch.where(x > 0, x, y.to(torch.float32))",
         "torch.randn(33, 65), torch.randint(0, 9, (33, 65))",
     ),
+    # rows of whole blocks, whose reductions have an accumulator per lane, and which fetch the next row ahead
+    "blocks_softmax": ("return torch.softmax(x * 0.5, dim=-1)", "torch.randn(6, 5, 1056)"),
+    "blocks_layernorm": ("return torch.nn.functional.layer_norm(x, (2080,))", "torch.randn(7, 2080)"),
+    "blocks_groupnorm": ("return torch.nn.functional.group_norm(x, 4)", "torch.randn(3, 8, 5, 64)"),
+    "blocks_broadcast": (
+        "return torch.softmax(x + y, dim=-1)",
+        "torch.randn(3, 1, 5, 96), torch.randn(4, 1, 96)",
+    ),
+    "blocks_extremes": (
+        "x = torch.where(x > 3, torch.nan, x); return x.amax(dim=-1), x.amin(dim=-1), x.double().sum(dim=-1)",
+        "torch.randn(33, 1024)",
+    ),
+    "blocks_kinds": (
+        "return x.prod(dim=-1), (x > 2).any(dim=-1), (x > 0.2).all(dim=-1), x.argmax(dim=-1), (x > 1).sum(dim=-1)",
+        "torch.rand(33, 96) * 2 + 0.1",
+    ),
+    "blocks_all": ("return x.sum(), x.amax()", "torch.randn(2, 65536)"),
     "any_all": ("return (x > 2).any(dim=-1), (x > -4).all(dim=-1)", "torch.randn(33, 131)"),
 }
 
@@ -140,7 +157,9 @@ def test_kernels_say_what_eager_says(calls: dict[str, Call], name: str) -> None:
     expected = module["Model"]()(*inputs)
     expected = list(expected) if isinstance(expected, tuple) else [expected]
     for got, want in zip(calls[name](*inputs), expected, strict=True):
-        torch.testing.assert_close(got, want, rtol=2e-5 if want.dtype == torch.float32 else 1e-2, atol=1e-5)
+        torch.testing.assert_close(
+            got, want, rtol=2e-5 if want.dtype == torch.float32 else 1e-2, atol=1e-5, equal_nan=True
+        )
 
 
 def test_nan_and_infinity_travel_as_in_eager(calls: dict[str, Call]) -> None:

@@ -6,7 +6,7 @@ import json
 from importlib.resources import files
 from typing import Literal
 
-from cuda_agent.expert.cpu.source import KernelSource, kept_lets, shape_of, streamed
+from cuda_agent.expert.cpu.source import KernelSource, kept_lets, prefetched, shape_of, streamed
 from cuda_agent.expert.emitter import Schedule, Space
 from cuda_agent.expert.ir import Buffer, Kernel, Plan
 
@@ -34,6 +34,8 @@ class CpuEmitter:
             default["STREAM"], choices["STREAM"] = int(large), (0, 1)
         if kept_lets(kernel):
             default["KEEP"], choices["KEEP"] = 1, (0, 1)
+        if prefetched(kernel, buffers):
+            default["PREFETCH"], choices["PREFETCH"] = 1, (0, 1)
         return Space(default, choices)
 
     def workspaces(self, plan: Plan, kernel: Kernel) -> tuple[Buffer, ...]:

@@ -14,11 +14,13 @@ from contextlib import contextmanager
 from typing import Literal
 
 from cuda_agent.expert.cpu.expressions import C_TYPES, EXPENSIVE, affine, least, literal, position, value_of
-from cuda_agent.expert.ir import ITEMSIZE, Buffer, Const, Dtype, Kernel, Let, Op, Pass, Reduction, Store
+from cuda_agent.expert.ir import ITEMSIZE, Buffer, Const, Dtype, Kernel, Let, Load, Op, Pass, Reduction, Store
 
 Shape = Literal["rows", "shared", "columns"]
 
+LANES = 32  # independent accumulators of a reduction: what one of them waits for, the others fill
 THREADS = 64  # more than this many threads gain nothing in a memory-bound kernel; a row's split partials fit
+PREFETCH_BYTES = 3 << 16  # of a row's inputs that may be fetched ahead: beside the current row, in one core's L2 cache
 KEPT_BYTES = 1 << 17  # of a row's values kept for a later pass: a part of one core's L2 cache
 _FLOATS = ("float32", "float64")
 
@@ -60,6 +62,23 @@ def streamed(kernel: Kernel, buffers: Mapping[str, Buffer]) -> list[Store]:
     return [s for s in stores if s.index.strides and s.index.strides[-1] == 1 and not s.index.indirect]
 
 
+def prefetched(kernel: Kernel, buffers: Mapping[str, Buffer]) -> list[Load]:
+    """Reads along the rows of a kernel that sweeps over them several times: while a later pass computes, the memory
+    can bring the next row."""
+    if shape_of(kernel) != "rows" or len(kernel.passes) < 2 or kernel.inner[-1] % LANES:
+        return []
+    outer = len(kernel.outer)
+    found: dict[tuple[str, object], Load] = {}
+    for let in (let for sweep in kernel.passes for let in sweep.body):
+        read = let.value
+        if isinstance(read, Load) and not read.mask and not read.index.indirect:
+            strides = read.index.strides
+            if strides[-1] == 1 and any(strides[:outer]):
+                found[read.buffer, read.index] = read
+    row = sum(kernel.row_size * ITEMSIZE[buffers[read.buffer].dtype] for read in found.values())
+    return list(found.values()) if row <= PREFETCH_BYTES else []
+
+
 class KernelSource:
     """Text of a kernel's .cpp file."""
 
@@ -74,6 +93,8 @@ class KernelSource:
         self.declared: set[str] = set()
         self.lanes: set[str] = set()  # names that are arrays over columns
         self.streams = {id(s) for s in streamed(kernel, buffers)}
+        self.ahead = prefetched(kernel, buffers)
+        self.fetching = self._fetching_pass() if self.ahead else None
         self.lines: list[str] = []
         self.depth = 0
 
@@ -107,6 +128,9 @@ class KernelSource:
             self._put("#pragma omp for schedule(static)")
             with self._block(f"for (int64_t row = 0; row < {kernel.rows}; ++row)"):
                 outer = self._decompose("row", kernel.outer, "i")
+                if self.ahead:
+                    self._put(f"const int64_t next = std::min<int64_t>(row + 1, {kernel.rows - 1});")
+                    self.next = self._decompose("next", kernel.outer, "n")
                 for sweep in kernel.passes:
                     self._sweep(sweep, outer)
                 self._finish(outer)
@@ -221,44 +245,102 @@ class KernelSource:
 
     def _segment(self, sweep: Pass, variables: list[str], linear: str = "j") -> None:
         """`m` points of the innermost loop from `lo`."""
-        sums = [r for r in sweep.reductions if r.kind == "sum" and r.dtype in _FLOATS]
-        clauses = []
+        blocks = bool(self.kernel.reductions) and self.kernel.inner[-1] % LANES == 0
+        blocks = blocks and not any(r.kind.startswith("arg") for r in sweep.reductions)
+        partial = list(sweep.reductions) if blocks else [r for r in sweep.reductions if _adds_floats(r)]
+        self._start_tile(partial, blocks)
+        targets = self._targets(sweep, variables)
+        if blocks:
+            with self._block(f"for (int64_t b = 0; b < m; b += {LANES})"):
+                if sweep is self.fetching:
+                    self._prefetch(variables)
+                self._put("#pragma omp simd")
+                with self._block(f"for (int64_t c = 0; c < {LANES}; ++c)"):
+                    self._put("const int64_t k = b + c, j = lo + k;")
+                    self._points(sweep, variables, linear, partial, targets)
+        else:
+            if not any(r.kind.startswith("arg") for r in sweep.reductions):
+                clauses = [clause for r in sweep.reductions for clause in self._clauses(r)]
+                self._put("#pragma omp simd" + "".join(f" {clause}" for clause in clauses))
+            with self._block("for (int64_t k = 0; k < m; ++k)"):
+                self._put("const int64_t j = lo + k;")
+                self._points(sweep, variables, linear, partial, targets)
+        self._end_tile(partial, blocks)
+        for store in sweep.stores:
+            if id(store) in targets:
+                at = position(store.index, ["lo" if v == "j" else v for v in variables], str)
+                tile = f"tile{self._tile_number(store)}"
+                self._put(f"if (STREAM) stream::copy({_pointer(store.buffer)} + {at}, {tile}, m);")
+
+    def _points(
+        self, sweep: Pass, variables: list[str], linear: str, partial: list[Reduction], targets: dict[int, str]
+    ) -> None:
+        self._lets(self._needed(sweep), variables, linear)
         for r in sweep.reductions:
-            clauses += self._clauses(r)
-        for r in sums:
-            self._put(f"{C_TYPES[r.dtype]} tile_{r.name} = 0;")
-        own: dict[int, str] = {}
-        numbers = {
-            id(s): n for n, s in enumerate(s for p in self.kernel.passes for s in p.stores if id(s) in self.streams)
-        }
+            self._update(r, linear, "tile_" if r in partial else "")
+        for store in sweep.stores:
+            if id(store) in targets:
+                self._put(f"{targets[id(store)]}[k] = {self._name(store.value)};")
+            else:
+                self._store(store, variables)
+
+    def _start_tile(self, partial: list[Reduction], blocks: bool) -> None:
+        for r in partial:
+            for name, kind, start in self._accumulators(r, "tile_"):
+                if blocks:
+                    self._put(f"alignas(64) {kind} {name}[{LANES}];")
+                    self._put(f"std::fill({name}, {name} + {LANES}, {start});")
+                    self.lanes.add(name)
+                else:
+                    self._put(f"{kind} {name} = {start};")
+
+    def _end_tile(self, partial: list[Reduction], blocks: bool) -> None:
+        if not blocks:
+            for r in partial:
+                self._put(f"{r.name}_acc += tile_{r.name}_acc;")
+        elif partial:
+            with self._block(f"for (int c = 0; c < {LANES}; ++c)"):
+                for r in partial:
+                    self._combine(r, "tile_", "c")
+            self.lanes -= {name for r in partial for name, _, _ in self._accumulators(r, "tile_")}
+
+    def _targets(self, sweep: Pass, variables: list[str]) -> dict[int, str]:
+        """Where streamed stores go first, by their id."""
+        targets: dict[int, str] = {}
         for store in sweep.stores:
             if id(store) in self.streams:
-                target = f"to{numbers[id(store)]}"
+                number = self._tile_number(store)
                 at = position(store.index, ["lo" if v == "j" else v for v in variables], str)
                 self._put(
-                    f"{self._type(store.buffer)}* const {target} = "
-                    f"STREAM ? tile{numbers[id(store)]} : {_pointer(store.buffer)} + {at};"
+                    f"{self._type(store.buffer)}* const to{number} = "
+                    f"STREAM ? tile{number} : {_pointer(store.buffer)} + {at};"
                 )
-                own[id(store)] = target
-        if not any(r.kind.startswith("arg") for r in sweep.reductions):
-            self._put("#pragma omp simd" + "".join(f" {clause}" for clause in clauses))
-        with self._block("for (int64_t k = 0; k < m; ++k)"):
-            self._put("const int64_t j = lo + k;")
-            self._lets(self._needed(sweep), variables, linear)
-            for r in sweep.reductions:
-                self._update(r, linear, "tile_" if r in sums else "")
-            for store in sweep.stores:
-                if id(store) in own:
-                    self._put(f"{own[id(store)]}[k] = {self._name(store.value)};")
-                else:
-                    self._store(store, variables)
-        for r in sums:
-            self._put(f"{r.name}_acc += tile_{r.name};")
-        for store in sweep.stores:
-            if id(store) in own:
-                at = position(store.index, ["lo" if v == "j" else v for v in variables], str)
-                tile = f"tile{numbers[id(store)]}"
-                self._put(f"if (STREAM) stream::copy({_pointer(store.buffer)} + {at}, {tile}, m);")
+                targets[id(store)] = f"to{number}"
+        return targets
+
+    def _tile_number(self, store: Store) -> int:
+        stores = [s for p in self.kernel.passes for s in p.stores if id(s) in self.streams]
+        return next(number for number, s in enumerate(stores) if s is store)
+
+    def _fetching_pass(self) -> Pass:
+        """The later pass that computes most; what an earlier one kept costs nothing again."""
+        seen: set[str] = set()
+        costs = []
+        for sweep in self.kernel.passes:
+            dear = {let.name for let in self._needed(sweep) if isinstance(let.value, Op) and let.value.fn in EXPENSIVE}
+            costs.append(len(dear - seen))
+            seen |= dear & set(self.kept)
+        best = max(range(1, len(costs)), key=lambda p: (costs[p], -p))
+        return self.kernel.passes[best]
+
+    def _prefetch(self, variables: list[str]) -> None:
+        """One block of the next row's inputs into the L2 cache."""
+        ahead = [*self.next, *variables[len(self.next) : -1], "lo + b"]
+        for read in self.ahead:
+            at = position(read.index, ahead, str)
+            line = 64 // ITEMSIZE[self.buffers[read.buffer].dtype]
+            for offset in range(0, LANES, line):
+                self._put(f"if (PREFETCH) __builtin_prefetch({_pointer(read.buffer)} + {at} + {offset}, 0, 2);")
 
     def _needed(self, sweep: Pass) -> list[Let]:
         """The body lets that this pass's reductions and stores lead back to, a kept one standing for its own past."""
@@ -275,28 +357,28 @@ class KernelSource:
 
     # Reductions
 
-    def _accumulators(self, r: Reduction) -> list[tuple[str, str, str]]:
-        """(name, C type, first value) of what a reduction is gathered in."""
+    def _accumulators(self, r: Reduction, prefix: str = "") -> list[tuple[str, str, str]]:
+        """(name, C type, first value) of what a reduction is gathered in: over a row, or (prefix) a tile of it."""
         kind = C_TYPES[r.dtype]
         of = self.dtypes[r.value]
+        name = f"{prefix}{r.name}"
         match r.kind:
             case "sum":
-                return [(f"{r.name}_acc", "double" if r.dtype in _FLOATS else kind, "0")]
+                return [(f"{name}_acc", "double" if _adds_floats(r) and not prefix else kind, "0")]
             case "prod":
-                return [(f"{r.name}_acc", kind, "1")]
+                return [(f"{name}_acc", kind, "1")]
             case "max" | "min":
-                start = least(r.dtype, r.kind == "min")
-                found = [(f"{r.name}_acc", kind, start)]
-                return [*found, (f"{r.name}_nan", "int", "0")] if r.dtype in _FLOATS else found
+                found = [(f"{name}_acc", kind, least(r.dtype, r.kind == "min"))]
+                return [*found, (f"{name}_nan", "int", "0")] if r.dtype in _FLOATS else found
             case "any" | "all":
-                return [(f"{r.name}_acc", "int", "0" if r.kind == "any" else "1")]
+                return [(f"{name}_acc", "int", "0" if r.kind == "any" else "1")]
         start = least(of, r.kind == "argmin")
-        return [(f"{r.name}_best", C_TYPES[of], start), (f"{r.name}_at", "int64_t", "INT64_MAX")]
+        return [(f"{name}_best", C_TYPES[of], start), (f"{name}_at", "int64_t", "INT64_MAX")]
 
     def _clauses(self, r: Reduction) -> list[str]:
         match r.kind:
             case "sum":
-                return [f"reduction(+:{'tile_' + r.name if r.dtype in _FLOATS else r.name + '_acc'})"]
+                return [f"reduction(+:{'tile_' if _adds_floats(r) else ''}{r.name}_acc)"]
             case "prod":
                 return [f"reduction(*:{r.name}_acc)"]
             case "max" | "min":
@@ -316,17 +398,17 @@ class KernelSource:
     def _update(self, r: Reduction, linear: str, prefix: str = "") -> None:
         """Take in the current element. In columns each accumulator is a lane's."""
         value = self._name(r.value)
-        acc = self._name(f"{r.name}_acc")
+        acc = self._name(f"{prefix}{r.name}_acc")
         match r.kind:
             case "sum":
-                self._put(f"{prefix + r.name if prefix else acc} += {value};")
+                self._put(f"{acc} += {value};")
             case "prod":
                 self._put(f"{acc} *= {value};")
             case "max" | "min":
                 sign = "<" if r.kind == "max" else ">"
                 self._put(f"{acc} = {acc} {sign} {value} ? {value} : {acc};")
                 if r.dtype in _FLOATS:
-                    self._put(f"{self._name(r.name + '_nan')} |= {value} != {value};")
+                    self._put(f"{self._name(prefix + r.name + '_nan')} |= {value} != {value};")
             case "any":
                 self._put(f"{acc} |= int({value});")
             case "all":
@@ -344,9 +426,9 @@ class KernelSource:
             test = f"{best} == {best} ? {test} || {nan} : {nan} && {at} < {where}"
         self._put(f"if ({test}) {best} = {value}, {where} = {at};")
 
-    def _combine(self, r: Reduction) -> None:
-        """Thread t's partial result into the row's."""
-        acc, part = f"{r.name}_acc", f"part_{r.name}_acc[t]"
+    def _combine(self, r: Reduction, prefix: str = "part_", at: str = "t") -> None:
+        """A partial result into the row's: a thread's, or a lane's of a tile."""
+        acc, part = f"{r.name}_acc", f"{prefix}{r.name}_acc[{at}]"
         match r.kind:
             case "sum":
                 self._put(f"{acc} += {part};")
@@ -355,13 +437,13 @@ class KernelSource:
             case "max" | "min":
                 self._put(f"{acc} = std::{r.kind}({acc}, {part});")
                 if r.dtype in _FLOATS:
-                    self._put(f"{r.name}_nan |= part_{r.name}_nan[t];")
+                    self._put(f"{r.name}_nan |= {prefix}{r.name}_nan[{at}];")
             case "any":
                 self._put(f"{acc} |= {part};")
             case "all":
                 self._put(f"{acc} &= {part};")
             case _:
-                self._better(r, f"part_{r.name}_best[t]", f"part_{r.name}_at[t]")
+                self._better(r, f"{prefix}{r.name}_best[{at}]", f"{prefix}{r.name}_at[{at}]")
 
     def _conclude(self, sweep: Pass) -> None:
         for r in sweep.reductions:
@@ -466,6 +548,10 @@ class KernelSource:
     def _put(self, line: str) -> None:
         if line or not self.depth:
             self.lines.append("    " * self.depth + line if line and not line.startswith("#") else line)
+
+
+def _adds_floats(r: Reduction) -> bool:
+    return r.kind == "sum" and r.dtype in _FLOATS
 
 
 def _pointer(buffer: str) -> str:
