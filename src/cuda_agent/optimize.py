@@ -101,8 +101,10 @@ class _Search:
     history: list[Trial] = field(default_factory=list)
 
     def run(self) -> Result:
-        self._rounds()
-        return self._final()
+        if self.budget_s > 0:
+            self._rounds()
+            return self._final()
+        return self._first()
 
     @property
     def elapsed(self) -> float:
@@ -134,6 +136,17 @@ class _Search:
             finally:
                 for handle in handles:
                     handle.cancel()
+
+    def _first(self) -> Result:
+        """No budget, no search: the first proposal, judged in full."""
+        self._emit("capture")
+        (proposal, *_) = self.prepare().ask(1)
+        self._emit("final")
+        verdict = self.judge.submit(Job(self.task, proposal.candidate, Settings(mode="full"))).result()
+        self._record(Trial(str(proposal), proposal.candidate, verdict, self.elapsed))
+        if not verdict.accepted:
+            raise NoCandidate(_why_none(self.task, self.history))
+        return Result(self.task, proposal.candidate, verdict, self.history)
 
     def _record(self, trial: Trial) -> None:
         self.history.append(trial)

@@ -6,7 +6,7 @@ import base64
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -80,8 +80,13 @@ class Lane:
     def baseline(self, task: Task, variant: str, mode: str) -> Message:
         return self._ask({"do": "baseline", "key": task.key, "variant": variant, "mode": mode})
 
-    def prepare(self, task: Task, variant: str) -> Message:
-        return self._ask({"do": "prepare", "key": task.key, "variant": variant})
+    def prepare(self, task: Task, variant: str, headers: Mapping[str, Path]) -> Message:
+        files = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in headers.values()]
+        try:
+            return self._ask({"do": "prepare", "key": task.key, "variant": variant, "names": list(headers)}, files)
+        finally:
+            for fd in files:
+                os.close(fd)
 
     def ceilings(self) -> Message:
         return self._ask({"do": "ceilings"})

@@ -20,12 +20,13 @@ from cuda_agent.errors import CandidateError, CudaAgentError, TaskError
 from cuda_agent.judge.baselines import Baselines
 from cuda_agent.judge.blame import explain
 from cuda_agent.judge.builder import Builder, Built
+from cuda_agent.judge.inductor import precompiled_headers
 from cuda_agent.judge.job import Job, Settings
 from cuda_agent.judge.lane import CandidateFailed, Lane, RefereeLost
 from cuda_agent.judge.reward import near_threshold, reward_of
 from cuda_agent.judge.verdict import Device, Errors, Interval, Roofline, Speedup, Status, Times, Verdict
 from cuda_agent.judge.wire import Channel, ChannelClosed, ChannelTimeout
-from cuda_agent.judge.zygote import Zygote
+from cuda_agent.judge.zygote import ENVIRONMENT, Zygote
 from cuda_agent.paths import cache_dir
 from cuda_agent.sandbox import Policy
 from cuda_agent.task import Task
@@ -86,6 +87,9 @@ class LocalJudge:
         self._free = threading.Condition()
         self._building = ThreadPoolExecutor(cores, thread_name_prefix="plan")
         self._judging = ThreadPoolExecutor(lanes, thread_name_prefix="judge")
+        self._headers: Future[dict[str, Path]] | None = None
+        if self.device == "cpu":
+            self._headers = self._building.submit(precompiled_headers, self._cache, ENVIRONMENT)
         self._ceilings: dict[str, Any] | None = None
         self._closed = False
 
@@ -263,7 +267,7 @@ class LocalJudge:
         known, time = self._baselines.read(task.key, "compile")
         if known and time is None:
             return False
-        failed = lane.prepare(task, "compile").get("failed")
+        failed = lane.prepare(task, "compile", self._headers.result() if self._headers else {}).get("failed")
         if failed is not None:
             self._baselines.write(task.key, "compile", None, failed)
         return failed is None

@@ -76,9 +76,17 @@ class Referee:
         peer.ask("detach", stage="timing")
         return timed.model_dump()
 
-    def do_prepare(self, key: str, variant: str) -> Message:
-        """Make a variant of the task's model. {"failed": why} where torch.compile fails on it."""
-        failed = self._prepare(self._enter_task(key), variant)
+    def do_prepare(self, *headers: int, key: str, variant: str, names: list[str]) -> Message:
+        """Make a variant of the task's model. {"failed": why} where torch.compile fails on it.
+
+        headers: open files for inductor; names: where they belong.
+        """
+        session = self._enter_task(key)
+        if headers:
+            session.peer.ask("install_headers", fds=headers, names=names)
+        for fd in headers:
+            os.close(fd)
+        failed = self._prepare(session, variant)
         return {} if failed is None else {"failed": failed}
 
     def _prepare(self, session: TaskSession, variant: str) -> str | None:
