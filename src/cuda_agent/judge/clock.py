@@ -47,9 +47,9 @@ EFFORT = {
         "search": Effort(window_s=0.01, budget_s=0.6, min_rounds=3, max_rounds=8, target=0.015),
     },
     "cpu": {
-        "full": Effort(window_s=0.06, budget_s=1.5, min_rounds=4, max_rounds=12, target=0.01),
-        "training": Effort(window_s=0.02, budget_s=0.3, min_rounds=3, max_rounds=6, target=0.03),
-        "search": Effort(window_s=0.03, budget_s=0.6, min_rounds=3, max_rounds=8, target=0.02),
+        "full": Effort(window_s=0.04, budget_s=3.0, min_rounds=4, max_rounds=12, target=0.03),
+        "training": Effort(window_s=0.02, budget_s=0.3, min_rounds=3, max_rounds=6, target=0.05),
+        "search": Effort(window_s=0.02, budget_s=0.6, min_rounds=3, max_rounds=8, target=0.03),
     },
 }
 

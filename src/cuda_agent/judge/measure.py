@@ -82,7 +82,8 @@ class _Rounds:
         stage, effort = self._stage, self._effort
         everything = list(range(stage.slots))
         with self._backend.timer_lease(shared=True):
-            self._session.fill(everything)
+            self._session.fill([0])
+            self._session.spread(everything)  # nothing is timed yet
             stage.show(everything)
             self._backend.synchronize()
             for other in self._beside:
@@ -92,27 +93,33 @@ class _Rounds:
         aim = max(4, round(effort.window_s / max(pilot, 1e-7)))
         begun = time.perf_counter()
         while len(self._inner) < effort.max_rounds:
-            self._round(*draw_batch_sizes(stage.slots, aim), fresh=not self._inner)
-            if narrow_enough(self._inner, effort) or (
-                time.perf_counter() - begun > effort.budget_s and len(self._inner) >= effort.min_rounds
-            ):
+            self._round(*draw_batch_sizes(stage.slots, aim))
+            late = time.perf_counter() - begun > effort.budget_s
+            if len(self._inner) >= effort.min_rounds and (late or self._precise()):
                 break
         reported, whole = trusted(self._inner, self._windows, self._copies)
         own = self._inner if reported != whole else less(self._windows, self._copies)
         others = {k: Beside(interval(rounds), speedup(rounds, own)) for k, rounds in self._others.items()}
         return Measured(reported, whole, self._checked, others)
 
-    def _round(self, n1: int, n2: int, fresh: bool) -> None:
+    def _precise(self) -> bool:
+        """Narrow intervals: of the time, or of all that it is compared with side by side."""
+        if narrow_enough(self._inner, self._effort):
+            return True
+        ratios = [speedup(rounds, self._inner) for rounds in self._others.values()]
+        return bool(ratios) and all((r.high - r.low) / 2 <= self._effort.target * r.ratio for r in ratios)
+
+    def _round(self, n1: int, n2: int) -> None:
         everything = range(self._stage.slots)
         order = self._session.seeds.sample(everything, len(everything))
         disjoint = n1 + n2 <= len(order)
         long, short = order[:n2], order[n2 : n2 + n1] if disjoint else order[:n1]
         batches = [long, short] if self._session.seeds.random() < 0.5 else [short, long]
         found: dict[int, tuple[Window, dict[str, float]]] = {}
-        if disjoint and not fresh:
+        if disjoint:
             self._fill([*long, *short])
         for batch in batches:
-            if not disjoint and (not fresh or found):
+            if not disjoint:
                 self._fill(batch)
             found[len(batch)] = self._batch(batch)
             with self._backend.timer_lease(shared=True):

@@ -218,6 +218,14 @@ class TaskSession:
                 private.copy_(shared)
         self.backend.synchronize()
 
+    def spread(self, slots: Sequence[int]) -> None:
+        """The inputs of the first of these slots into the private copies of all."""
+        assert self._private is not None
+        size = self.layout.inputs.nbytes
+        for slot in slots[1:]:
+            self._private[slot * size : (slot + 1) * size].copy_(self._private[slots[0] * size :][:size])
+        self.backend.synchronize()
+
     def answer(self, slot: int, variant: str, strict: bool = False) -> list[torch.Tensor]:
         """What the reference says to the private inputs of `slot`; valid until the next call."""
         assert self._private is not None
