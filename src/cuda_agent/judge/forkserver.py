@@ -15,12 +15,16 @@ from cuda_agent.sandbox import Policy, available_level, die_with_parent, fork_co
 
 
 def _serve(control: Channel, kind: str) -> None:
+    allowed = os.sched_getaffinity(0)
     import torch._dynamo
     import torch._inductor.compile_fx
     import torch.utils.cpp_extension  # noqa: F401  (every candidate's build shims import it)
 
     from cuda_agent.judge import referee, runner
 
+    # OpenMP has bound this thread to its first place. Forks are to use all cores but while they are timed.
+    runner.set_places(os.sched_getaffinity(0), allowed)
+    os.sched_setaffinity(0, allowed)
     available_level()  # finding out forks and waits
     gc.collect()
     gc.freeze()  # or each collection in a runner would walk, and copy, all that was imported here

@@ -12,7 +12,8 @@ import sys
 import tempfile
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -243,10 +244,10 @@ class Runner:
         slots = self._stages[stage].slots
         allowed = False if strict else (True if variant == "compile_tf32" else None)
         results = []
-        with torch.no_grad(), reference.tf32(allowed):
+        with torch.no_grad(), reference.tf32(allowed), _among_its_threads():
             for slot in order:
                 results.append(model(*slots[slot][0]))
-        self._backend.synchronize()
+            self._backend.synchronize()
         self._channel.send({"computed": len(order)})
         for slot, value in zip(order, results, strict=True):
             self._deliver(value, slots[slot][1])
@@ -361,6 +362,27 @@ class Runner:
             "class": f"{type(error).__module__}:{type(error).__qualname__}",
             "args": [a for a in error.args if a is None or isinstance(a, (str, int))],
         }
+
+
+_PLACES: list[set[int]] = [set(), set()]  # cores of the main thread: among its OpenMP threads, and in general
+
+
+def set_places(first: set[int], general: set[int]) -> None:
+    _PLACES[:] = [first, general]
+
+
+@contextmanager
+def _among_its_threads() -> Iterator[None]:
+    """The main thread on the core that OpenMP's other threads leave free."""
+    first, general = _PLACES
+    if first == general:
+        yield
+        return
+    os.sched_setaffinity(0, first)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, general)
 
 
 def _init_arguments(init: Any) -> tuple[list[Any], dict[str, Any]]:

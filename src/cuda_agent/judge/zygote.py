@@ -27,6 +27,9 @@ ENVIRONMENT = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",  # inductor's worker pool would be one more process in every runner
     "CUDA_MODULE_LOADING": "LAZY",
     "OPENBLAS_NUM_THREADS": "1",  # NumPy's pool would be threads in a process that forks
+    # Threads that are woken together may share a core for milliseconds until the kernel moves one
+    "OMP_PROC_BIND": "close",
+    "OMP_PLACES": "cores",
     "GOMP_SPINCOUNT": "10000",  # an idle pool must not spin for milliseconds beside the next process's turn
     # Freed memory stays mapped: else each large CPU tensor costs a page fault per 4 KiB
     "GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776",
