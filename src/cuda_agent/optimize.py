@@ -101,6 +101,7 @@ class _Search:
     history: list[Trial] = field(default_factory=list)
 
     def run(self) -> Result:
+        self.judge.warm_up(self.task)  # while the model is captured and the first kernels are compiled
         if self.budget_s > 0:
             self._rounds()
             return self._final()

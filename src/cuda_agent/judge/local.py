@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -105,6 +105,17 @@ class LocalJudge:
         """Builds start at once; judging waits for its turn."""
         building = self._building.submit(self._build, job)
         return LocalHandle(self._judging.submit(self._judge, job, building))
+
+    def warm_up(self, task: Task) -> None:
+        """In the background and in turn: have the task ready for a judgement with baselines. What goes wrong is told
+        by that judgement."""
+        self._judging.submit(self._warm_up, task)
+
+    def _warm_up(self, task: Task) -> None:
+        with suppress(CudaAgentError, RefereeLost), self._lane(task) as lane:
+            lane.open(task, Settings())
+            if self.device == "cpu":
+                self._compiles(lane, task)
 
     def prepare(self, task: Task) -> None:
         """Have a task's runner warm in every lane. Raises TaskError."""
