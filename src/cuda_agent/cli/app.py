@@ -85,7 +85,9 @@ def optimize(
         Path | None, typer.Option("--out", "-o", help="Folder for the result; default: runs/NAME.", show_default=False)
     ] = None,
     device: DeviceOption = "auto",
-    budget: Annotated[float, typer.Option(min=1.0, help="Seconds of search; the final judgement comes after.")] = 60.0,
+    budget: Annotated[
+        float, typer.Option(min=0.0, help="Seconds of search, 0 for none; the final judgement comes after.")
+    ] = 60.0,
     force: Annotated[bool, typer.Option("--force", help="Write into a folder that is not a result of ours.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -115,7 +117,9 @@ def demo(
         "runs/demo"
     ),
     device: DeviceOption = "auto",
-    budget: Annotated[float, typer.Option(min=1.0, help="Seconds of search for each task.")] = 5.0,
+    budget: Annotated[
+        float, typer.Option(min=0.0, help="Seconds of search for each task; 0 takes the default schedule.")
+    ] = 0.0,
     as_json: JsonOption = False,
 ) -> None:
     """Optimize the shipped examples one after another, and end with one table."""

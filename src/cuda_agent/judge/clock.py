@@ -47,7 +47,7 @@ EFFORT = {
         "search": Effort(window_s=0.01, budget_s=0.6, min_rounds=3, max_rounds=8, target=0.015),
     },
     "cpu": {
-        "full": Effort(window_s=0.024, budget_s=3.0, min_rounds=6, max_rounds=16, target=0.03),
+        "full": Effort(window_s=0.024, budget_s=6.0, min_rounds=4, max_rounds=16, target=0.03),
         "training": Effort(window_s=0.02, budget_s=0.3, min_rounds=3, max_rounds=6, target=0.05),
         "search": Effort(window_s=0.02, budget_s=0.6, min_rounds=3, max_rounds=8, target=0.03),
     },

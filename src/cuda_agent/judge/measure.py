@@ -14,10 +14,13 @@ from typing import Any, NamedTuple
 from cuda_agent.judge.clock import Effort, Round, draw_batch_sizes, interval, narrow_enough, speedup, trusted
 from cuda_agent.judge.compare import NOTHING, Agreement, Allowance, compare
 from cuda_agent.judge.peer import Peer, RunnerFailed
+from cuda_agent.judge.reward import clear_of_threshold
 from cuda_agent.judge.session import TaskSession
 from cuda_agent.judge.stage import Window
 from cuda_agent.judge.values import dtype_of
 from cuda_agent.judge.verdict import Interval, Speedup
+
+_ROUGH = 0.1
 
 
 class Beside(NamedTuple):
@@ -103,11 +106,14 @@ class _Rounds:
         return Measured(reported, whole, self._checked, others)
 
     def _precise(self) -> bool:
-        """Narrow intervals: of the time, or of all that it is compared with side by side."""
+        """Narrow intervals: of the time, or of every ratio to what takes turns with it. A ratio that is clear of the
+        reward's threshold needs less."""
         if narrow_enough(self._inner, self._effort):
             return True
         ratios = [speedup(rounds, self._inner) for rounds in self._others.values()]
-        return bool(ratios) and all((r.high - r.low) / 2 <= self._effort.target * r.ratio for r in ratios)
+        return bool(ratios) and all(
+            (r.high - r.low) / 2 <= (_ROUGH if clear_of_threshold(r) else self._effort.target) * r.ratio for r in ratios
+        )
 
     def _round(self, n1: int, n2: int) -> None:
         everything = range(self._stage.slots)

@@ -21,6 +21,11 @@ def near_threshold(candidate: Interval, baseline: Interval) -> bool:
     return low < MARGIN * 1.05 and high > MARGIN / 1.05
 
 
+def clear_of_threshold(ratio: Speedup) -> bool:
+    """By another 5 %, so that more rounds would not change the reward."""
+    return ratio.low > MARGIN * 1.05 or ratio.high < MARGIN / 1.05
+
+
 def reward_of(times: Times, side_by_side: Mapping[str, Speedup] | None = None) -> Reward:
     """side_by_side: ratios measured in alternation, which say more than two times."""
     paired = side_by_side or {}
