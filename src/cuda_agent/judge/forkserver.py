@@ -22,9 +22,10 @@ def _serve(control: Channel, kind: str) -> None:
 
     from cuda_agent.judge import referee, runner
 
-    # OpenMP has bound this thread to its first place. Forks are to use all cores but while they are timed.
-    runner.set_places(os.sched_getaffinity(0), allowed)
-    os.sched_setaffinity(0, allowed)
+    if kind == "cpu":
+        # OpenMP has bound this thread to its first place. Forks are to use all cores but while they are timed.
+        runner.set_places(os.sched_getaffinity(0), allowed)
+        os.sched_setaffinity(0, allowed)
     available_level()  # finding out forks and waits
     gc.collect()
     gc.freeze()  # or each collection in a runner would walk, and copy, all that was imported here

@@ -27,13 +27,12 @@ ENVIRONMENT = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",  # inductor's worker pool would be one more process in every runner
     "CUDA_MODULE_LOADING": "LAZY",
     "OPENBLAS_NUM_THREADS": "1",  # NumPy's pool would be threads in a process that forks
-    # Threads that are woken together may share a core for milliseconds until the kernel moves one
-    "OMP_PROC_BIND": "close",
-    "OMP_PLACES": "cores",
     "GOMP_SPINCOUNT": "10000",  # an idle pool must not spin for milliseconds beside the next process's turn
     # Freed memory stays mapped: else each large CPU tensor costs a page fault per 4 KiB
     "GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1099511627776",
 }
+# Threads that are woken together may share a core for milliseconds until the kernel moves one.
+BOUND = {"OMP_PROC_BIND": "close", "OMP_PLACES": "cores"}
 
 
 class Worker:
@@ -81,7 +80,7 @@ class Zygote:
 
     def __init__(self, kind: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        env = {**os.environ, **ENVIRONMENT}
+        env = {**os.environ, **ENVIRONMENT, **(BOUND if kind == "cpu" else {})}
         package = str(Path(__file__).resolve().parents[2])
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [package, env.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
