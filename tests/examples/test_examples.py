@@ -59,4 +59,4 @@ def test_the_size_is_the_one_that_the_docstring_claims(example: ModuleType) -> N
     assert list(largest.shape[-2:]) == claimed
     mebibytes = largest.numel() * largest.element_size() / 2**20
     assert f"{mebibytes:.0f} MiB" in document
-    assert 2**20 * 8 <= largest.numel() <= 2**26  # large enough for a GPU, small enough for two cores
+    assert 2**22 <= largest.numel() <= 2**26  # past the caches, small enough for two cores

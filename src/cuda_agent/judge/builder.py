@@ -59,6 +59,7 @@ class Builder:
         self._memory_bytes = memory_bytes
         self._processes = processes
         self._hidden = tuple(hidden)
+        self._stop = os.eventfd(0)
         for name in ("building", "locks"):
             (store / name).mkdir(parents=True, exist_ok=True)
         self._pool = ThreadPoolExecutor(jobs, thread_name_prefix="build")
@@ -67,7 +68,14 @@ class Builder:
         """One Built per unit, in order. timeout_s: wall time of each compiler run."""
         return list(self._pool.map(lambda unit: self._build(unit, timeout_s), units))
 
+    @property
+    def stop(self) -> int:
+        """A descriptor that becomes readable when the builder is closed."""
+        return self._stop
+
     def close(self) -> None:
+        """End all compilers that run; what waits for them gets Stopped."""
+        os.eventfd_write(self._stop, 1)
         self._pool.shutdown(cancel_futures=True)
 
     def __enter__(self) -> Builder:
@@ -111,7 +119,7 @@ class Builder:
                 target.write_bytes(content)
             (folder / ".tmp").mkdir()
             policy, env = self._policy(folder, timeout_s), _env(unit, folder)
-            done = spawn(unit.argv, policy, cwd=folder, env=env, output_limit=OUTPUT_BYTES)
+            done = spawn(unit.argv, policy, cwd=folder, env=env, output_limit=OUTPUT_BYTES, stop=self._stop)
             built = Built(unit, None, done.output, done.seconds, False, _failure(done))
             if built.failure in ("timed_out", "memory"):
                 return built

@@ -22,10 +22,10 @@ _MAKE = "import torch; torch.compile(lambda x: x + 1)(torch.ones(64))"
 _LIMIT_BYTES = 1 << 30
 
 
-def precompiled_headers(cache: Path, environment: Mapping[str, str]) -> dict[str, Path]:
+def precompiled_headers(cache: Path, environment: Mapping[str, str], stop: int) -> dict[str, Path]:
     """Files by their name in inductor's header folder; none where they cannot be made.
 
-    environment: what runners run with.
+    environment: what runners run with. stop: a descriptor; Stopped is raised once it is readable.
     """
     import torch
 
@@ -34,17 +34,17 @@ def precompiled_headers(cache: Path, environment: Mapping[str, str]) -> dict[str
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
-            _make(folder, environment)
+            _make(folder, environment, stop)
     return {path.name: path for path in folder.iterdir()}
 
 
-def _make(folder: Path, environment: Mapping[str, str]) -> None:
+def _make(folder: Path, environment: Mapping[str, str], stop: int) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as name:
         scratch = Path(name)
         kept = {key: os.environ[key] for key in ("PATH", "CXX", "USER", "LOGNAME") if key in os.environ}
         env = {**kept, **environment, "HOME": name, "TMPDIR": name, "TORCHINDUCTOR_CACHE_DIR": str(scratch / "cache")}
         policy = Policy(memory_bytes=6 << 30, wall_s=300, writable=(scratch,), file_bytes=_LIMIT_BYTES)
-        spawn([sys.executable, "-c", _MAKE], policy, cwd=scratch, env=env, output_limit=1 << 16)
+        spawn([sys.executable, "-c", _MAKE], policy, cwd=scratch, env=env, output_limit=1 << 16, stop=stop)
         made = next(scratch.glob("torchinductor_*/precompiled_headers"), None)
         staged = scratch / "staged"
         staged.mkdir()

@@ -28,7 +28,7 @@ from cuda_agent.judge.verdict import Device, Errors, Interval, Roofline, Speedup
 from cuda_agent.judge.wire import Channel, ChannelClosed, ChannelTimeout
 from cuda_agent.judge.zygote import ENVIRONMENT, Zygote
 from cuda_agent.paths import cache_dir
-from cuda_agent.sandbox import Policy
+from cuda_agent.sandbox import Policy, Stopped
 from cuda_agent.task import Task
 
 
@@ -89,7 +89,7 @@ class LocalJudge:
         self._judging = ThreadPoolExecutor(lanes, thread_name_prefix="judge")
         self._headers: Future[dict[str, Path]] | None = None
         if self.device == "cpu":
-            self._headers = self._building.submit(precompiled_headers, self._cache, ENVIRONMENT)
+            self._headers = self._building.submit(precompiled_headers, self._cache, ENVIRONMENT, self._builder.stop)
         self._ceilings: dict[str, Any] | None = None
         self._closed = False
 
@@ -107,12 +107,17 @@ class LocalJudge:
         return LocalHandle(self._judging.submit(self._judge, job, building))
 
     def warm_up(self, task: Task) -> None:
-        """In the background and in turn: have the task ready for a judgement with baselines. What goes wrong is told
-        by that judgement."""
-        self._judging.submit(self._warm_up, task)
+        """Have the task ready for a judgement with baselines, in turn. What goes wrong is told by that judgement.
+
+        On the CPU this goes on in the background. On a GPU it waits until the other tasks have given back the memory
+        that this one may need.
+        """
+        warm = self._judging.submit(self._warm_up, task)
+        if self.device == "cuda":
+            warm.result()
 
     def _warm_up(self, task: Task) -> None:
-        with suppress(CudaAgentError, RefereeLost), self._lane(task) as lane:
+        with suppress(CudaAgentError, RefereeLost, ChannelClosed, Stopped), self._lane(task) as lane:
             lane.open(task, Settings())
             if self.device == "cpu":
                 self._compiles(lane, task)
@@ -159,10 +164,10 @@ class LocalJudge:
         for lane in self._lanes:
             lane.interrupt()
         self._zygote.close()  # all that it forked dies with it
+        self._builder.close()
         self._judging.shutdown(wait=True)
         for lane in self._lanes:
             lane.close()
-        self._builder.close()
 
     # One job
 
@@ -187,7 +192,10 @@ class LocalJudge:
         return self._toolchain
 
     def _judge(self, job: Job, building: Future[list[Built] | CandidateError]) -> Verdict:
-        built = building.result()
+        try:
+            built = building.result()
+        except Stopped:
+            raise CancelledError from None
         if isinstance(built, CandidateError):
             return self._rejected(job, "load_failed", "load", str(built))
         if failed := next((b for b in built if b.failure is not None), None):

@@ -10,21 +10,32 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
 
 from cuda_agent.backends import Backend, get_backend
 from cuda_agent.errors import SetupError
 from cuda_agent.judge.clock import EFFORT
-from cuda_agent.judge.compare import NOTHING, compare
+from cuda_agent.judge.compare import NOTHING, Agreement, compare
 from cuda_agent.judge.job import Settings
 from cuda_agent.judge.measure import measure
 from cuda_agent.judge.peer import Peer, RunnerFailed
 from cuda_agent.judge.session import TaskSession, Unusable, minimum_traffic
+from cuda_agent.judge.stage import Stage
 from cuda_agent.judge.wire import Channel, ChannelClosed, ChannelTimeout, Message, ProtocolError
 from cuda_agent.sandbox import Frozen, Level, NotStill
 
 _LARGE = 4 << 30  # bytes of a slot
 _PREPARE_TIMEOUT = 600.0  # torch.compile of a whole network
+
+
+class Trials(NamedTuple):
+    """own_error: the candidate's largest. floor: what is allowed at full precision."""
+
+    agreement: Agreement
+    own_error: float
+    floor: float
 
 
 class Referee:
@@ -42,6 +53,9 @@ class Referee:
                 answer = {"unusable": str(error)}
             except SetupError as error:
                 answer = {"setup": str(error)}
+            except (MemoryError, torch.OutOfMemoryError) as error:
+                self._rest_but(None)
+                answer = {"unusable": f"the task does not fit into the memory of this machine: {error}"}
             except RunnerFailed as error:  # of a task's own model
                 answer = {"unusable": f"{error.where or 'model.py'}: {error.message}"}
             self._channel.send(answer)
@@ -53,6 +67,11 @@ class Referee:
         peer = Peer(Channel.from_fd(fd), timeout)
         with self._backend.timer_lease(shared=True):
             session = TaskSession(self._backend, peer, source, filename)
+            try:
+                session.open()
+            except BaseException:
+                session.close()
+                raise
         self._sessions[key] = session
         return {"traffic": minimum_traffic(session)}
 
@@ -115,7 +134,7 @@ class Referee:
         self._rest_but(key)
         return self._sessions[key]
 
-    def _rest_but(self, key: str) -> None:
+    def _rest_but(self, key: str | None) -> None:
         """A task may need the whole device: the others give their memory back."""
         for other, session in self._sessions.items():
             if other != key:
@@ -215,8 +234,26 @@ class Referee:
         slots = timing if session.layout.slot_bytes < _LARGE else 1
         stage = session.stage_for(slots)
         stage.share_with(peer)
+        found = self._trials(session, stage, peer, options)
+        if timing != slots:
+            peer.ask("detach", stage="timing")
+            session.peer.ask("rest")
+            session.stage_for(timing).share_with(peer)
+        agreement = found.agreement
+        return {
+            "errors": {
+                "worst": agreement.worst,
+                "max_abs": agreement.max_abs,
+                "eager_worst": session.eager_worst,
+                "checked": agreement.elements,
+            },
+            "oracle": session.oracle,
+            "precision": "full" if found.own_error <= found.floor else "reduced",
+        }
+
+    def _trials(self, session: TaskSession, stage: Stage, peer: Peer, options: Settings) -> Trials:
         agreement, own_error, floor_error = NOTHING, 0.0, 0.0
-        order = list(range(min(slots, options.trials)))
+        order = list(range(min(stage.slots, options.trials)))
         done = 0
         while done < options.trials:
             batch = order[: options.trials - done]
@@ -241,18 +278,7 @@ class Referee:
                     own_error = max(own_error, found.max_abs)
                     floor_error = max(floor_error, allowance.floor, 16 * _ulp(want))
             done += len(batch)
-        if timing != slots:
-            session.stage_for(timing).share_with(peer)
-        return {
-            "errors": {
-                "worst": agreement.worst,
-                "max_abs": agreement.max_abs,
-                "eager_worst": session.eager_worst,
-                "checked": agreement.elements,
-            },
-            "oracle": session.oracle,
-            "precision": "full" if own_error <= floor_error else "reduced",
-        }
+        return Trials(agreement, own_error, floor_error)
 
     def do_ceilings(self) -> Message:
         return asdict(self._backend.ceilings())

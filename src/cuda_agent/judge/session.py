@@ -28,7 +28,7 @@ class Unusable(Exception):
 class TaskSession:
     """Owned by the referee; `peer` is the task's runner.
 
-    After construction: `layout`, `names` and `state` (the perturbed weights, private), `init` (constructor arguments).
+    After `open`: `layout`, `names` and `state` (the perturbed weights, private), `init` (constructor arguments).
     ready: the variants of the model that can run: `eager`, and what `prepare` made.
     """
 
@@ -45,7 +45,11 @@ class TaskSession:
         self.oracle = "float64"
         self.eager_error = 0.0
         self.eager_worst = 0.0
-        self.init = self._ask("load_task", source=source, filename=filename)["init"]
+        self._source = source
+
+    def open(self) -> None:
+        """Load the task, build its model, and find out whether it can be judged. Raises Unusable."""
+        self.init = self._ask("load_task", source=self._source, filename=self._file)["init"]
         self.construction_seed = self._seed()
         built = self._ask("build_model", seed=self.construction_seed)
         self.names: list[str] = list(built["names"])
@@ -89,12 +93,14 @@ class TaskSession:
         inputs = Region.from_json(made["region"])
         draft = Layout(made["tree"], inputs, None, Region(()))
         stage = Stage("draft", self.backend, draft, 1)
-        stage.share_with(self.peer)
-        self._ask("store", stage="draft")
-        probed = self._ask("probe_outputs", stage="draft")
-        outputs = Region.from_json(probed["region"])
-        self._ask("detach", stage="draft")
-        stage.close()
+        try:
+            stage.share_with(self.peer)
+            self._ask("store", stage="draft")
+            probed = self._ask("probe_outputs", stage="draft")
+            outputs = Region.from_json(probed["region"])
+            self._ask("detach", stage="draft")
+        finally:
+            stage.close()
         if not outputs.specs:
             raise Unusable(f"{self._file}: forward returns no tensor")
         return Layout(made["tree"], inputs, probed["tree"], outputs)
@@ -171,7 +177,7 @@ class TaskSession:
         """How many slots to measure a call of about `seconds` with."""
         wanted = int(effort.window_s * 1.2 / max(seconds, 1e-6)) + 1
         affordable = _STAGE_BYTES[self.backend.kind] // (self.layout.slot_bytes + 1)
-        slots = max(5, min(wanted, affordable, MAX_SLOTS))
+        slots = max(5, min(wanted, affordable, MAX_SLOTS[self.backend.kind]))
         each = 3 * self.layout.inputs.nbytes + 4 * self.layout.outputs.nbytes
         while slots > 2 and slots * each > 0.7 * self.backend.memory_free():
             slots -= 1

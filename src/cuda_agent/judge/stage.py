@@ -65,8 +65,12 @@ class Stage:
         self.private_inputs: list[list[torch.Tensor]] = []
         self.private_outputs: list[list[torch.Tensor]] = []
         if private is not None:
-            kept = torch.empty(slots * outs.nbytes, dtype=torch.uint8, device=memory.device)
-            kept.fill_(0)  # populate, so that the first window does not pay for it
+            try:
+                kept = torch.empty(slots * outs.nbytes, dtype=torch.uint8, device=memory.device)
+                kept.fill_(0)  # populate, so that the first window does not pay for it
+            except BaseException:
+                self.close()
+                raise
             self.private_inputs = [ins.views(private, slot * ins.nbytes) for slot in range(slots)]
             self.private_outputs = [outs.views(kept, slot * outs.nbytes) for slot in range(slots)]
 

@@ -12,6 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 MAX_MESSAGE = 64 << 20
@@ -56,6 +57,12 @@ class Channel:
         return self._sock.detach()
 
     def close(self) -> None:
+        self._sock.close()
+
+    def hang_up(self) -> None:
+        """Close it for all who hold it; a thread that waits in `recv` wakes up to ChannelClosed."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:

@@ -112,7 +112,7 @@ class Zygote:
         return Worker(answer["pid"], ours, fds[0], output_read)
 
     def close(self) -> None:
-        self._channel.close()
+        self._channel.hang_up()
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:

@@ -10,7 +10,7 @@ from cuda_agent.sandbox.keeper import fork_confined
 from cuda_agent.sandbox.linux import die_with_parent
 from cuda_agent.sandbox.policy import Level, Policy
 from cuda_agent.sandbox.probe import Offer, probe
-from cuda_agent.sandbox.program import Completed, spawn
+from cuda_agent.sandbox.program import Completed, Stopped, spawn
 from cuda_agent.sandbox.support import available_level
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "NotStill",
     "Offer",
     "Policy",
+    "Stopped",
     "available_level",
     "die_with_parent",
     "fork_confined",

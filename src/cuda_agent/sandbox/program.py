@@ -21,6 +21,10 @@ LAUNCH = [sys.executable, "-I", "-S", str(Path(__file__).with_name("launch.py"))
 _LAST_WORDS_S = 0.2
 
 
+class Stopped(Exception):
+    """The program was ended because its caller no longer wants it."""
+
+
 @dataclass(frozen=True)
 class Completed:
     """A program's end. returncode: exit status, negative signal number, None where we killed it or it never started.
@@ -86,8 +90,11 @@ def spawn(
     env: Mapping[str, str],
     output_limit: int = 64 * 1024,
     level: Level | None = None,
+    stop: int | None = None,
 ) -> Completed:
     """Run `argv` confined in `cwd` with exactly `env`, and wait for it. May be called from any thread.
+
+    stop: a descriptor; once it is readable, the program is ended and Stopped is raised.
 
     All that it started is dead when this returns, and also when this is interrupted. `cwd` stays visible, but is
     writable only if `policy.writable` names it. A program that cannot be started ends with 127 or 126 and a line of
@@ -124,7 +131,7 @@ def spawn(
     child = Child(keeper.pid, status_read)
     output = _HeadAndTail(output_limit)
     try:
-        _drain(output_read, output, child)
+        _drain(output_read, output, child, stop)
         end = child.wait()
     finally:
         child.kill()
@@ -143,11 +150,15 @@ def spawn(
     return Completed(returncode, text, truncated, timed_out, killed_for, child.level or chosen, seconds)
 
 
-def _drain(descriptor: int, output: _HeadAndTail, child: Child) -> None:
+def _drain(descriptor: int, output: _HeadAndTail, child: Child, stop: int | None) -> None:
     """Until nobody can write any more, or until the tree has ended and what it left in the pipe is read."""
     while True:
         watched = [descriptor] if child.exit else [descriptor, child.status_fd]
+        if stop is not None:
+            watched.append(stop)
         ready = wait_readable(watched, _LAST_WORDS_S if child.exit else None)
+        if stop in ready:
+            raise Stopped
         if child.status_fd in ready:
             child.poll()
         if not ready:
