@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+from pathlib import Path
+
 import pytest
 
 from cuda_agent.candidate import Candidate
 from cuda_agent.errors import TaskError
-from cuda_agent.judge import Verdict
+from cuda_agent.judge import Settings, Verdict
 from tests.judge.conftest import HONEST, RIGHT, TASK, Ask, single
 
 LAUNCHERS = {
@@ -167,3 +171,18 @@ def get_init_inputs():
     assert verdict.status == "accepted", verdict.message
     wrong = candidate.replace("picked.argmax(dim=-1)", "picked.argmin(dim=-1)")
     assert ask(Candidate({"model_new.py": wrong.encode()}, "single"), source).status == "incorrect"
+
+
+def test_judging_again_and_again_holds_no_more_memory(ask: Ask) -> None:
+    def arenas() -> int:
+        names = []
+        for path in Path("/proc").glob("[0-9]*/fd/*"):
+            with suppress(OSError):
+                names.append(os.readlink(path))
+        return sum("memfd:" in name for name in names)
+
+    counts = []
+    for body in (RIGHT, "return torch.relu(x).mul(self.weight)", "return 2 * x"):
+        ask(single(body), settings=Settings(mode="training"))
+        counts.append(arenas())
+    assert counts[1:] == counts[:1] * 2

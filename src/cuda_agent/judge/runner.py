@@ -76,7 +76,9 @@ class Runner:
                 raise
             except BaseException as error:
                 self._channel.send({"error": self._describe(error)})
-            if self._device.type == "cuda":
+            if (
+                self._device.type == "cuda" and "timing" not in self._stages
+            ):  # else it would be allocated anew each time
                 self._return_memory()
 
     # The task's side
@@ -183,7 +185,7 @@ class Runner:
 
     def do_load_state(self, fd: int, nbytes: int, names: list[str], region: Any) -> None:
         assert self._model is not None
-        arena = self._backend.attach(fd, nbytes)
+        arena = self._attach(fd, nbytes)
         views = Region.from_json(region).views(arena.bytes, 0)
         state = {name: view.clone() for name, view in zip(names, views, strict=True)}
         try:
@@ -199,7 +201,14 @@ class Runner:
 
     def do_attach(self, fd: int, stage: str, nbytes: int) -> None:
         self.do_detach(stage)
-        self._stages[stage] = _Stage(self._backend.attach(fd, nbytes))
+        self._stages[stage] = _Stage(self._attach(fd, nbytes))
+
+    def _attach(self, fd: int, nbytes: int) -> Arena:
+        """Takes over `fd`: while it is open, the memory is not given back."""
+        try:
+            return self._backend.attach(fd, nbytes)
+        finally:
+            os.close(fd)
 
     def do_detach(self, stage: str) -> None:
         old = self._stages.pop(stage, None)
@@ -224,7 +233,7 @@ class Runner:
         self._write_pending(self._stages[stage].arena, offset)
 
     def do_store_state(self, fd: int, nbytes: int) -> None:
-        arena = self._backend.attach(fd, nbytes)
+        arena = self._attach(fd, nbytes)
         self._write_pending(arena, 0)
         arena.close()
 
