@@ -8,7 +8,7 @@ grow with n cancels.
 Each window gives two times. The *whole* one leaves no room to cheat, but the copies' cost is in it and its noise too.
 The *inner* one, from the word until the runner says that it has computed, is precise, but one that reads ahead of the
 word or works on after its answer would shorten it. Honest code gives the same slope twice; so the inner one is reported
-only where the whole one agrees.
+only where the whole one agrees, else the longer of the two.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ EFFORT = {
         "search": Effort(window_s=0.01, budget_s=0.6, min_rounds=3, max_rounds=8, target=0.015),
     },
     "cpu": {
-        "full": Effort(window_s=0.024, budget_s=6.0, min_rounds=4, max_rounds=16, target=0.03),
+        "full": Effort(window_s=0.016, budget_s=3.5, min_rounds=4, max_rounds=16, target=0.03),
         "training": Effort(window_s=0.02, budget_s=0.3, min_rounds=3, max_rounds=6, target=0.05),
         "search": Effort(window_s=0.02, budget_s=0.6, min_rounds=3, max_rounds=8, target=0.03),
     },
@@ -81,7 +81,7 @@ class Round(NamedTuple):
 
 
 def trusted(inner: list[Round], windows: list[Round], copies: list[Round]) -> tuple[Interval, Interval]:
-    """(the time to report, the whole one): the inner time if the whole one confirms it, else the whole one.
+    """(the time to report, the whole one): the inner time if the whole one confirms it, else the longer of the two.
 
     windows, copies: whole windows, and calibrations of the same batches. Compared is round by round, since what
     disturbs one window disturbs what is measured inside of it alike.
@@ -91,7 +91,8 @@ def trusted(inner: list[Round], windows: list[Round], copies: list[Round]) -> tu
     low, high = _bounds(excess)
     unit = max(precise.ms, 1e3 * _LEAST)
     sharp = len(inner) >= 3 and (high - low) / 2 * 1e3 <= BLUR * unit
-    return (precise if sharp and low * 1e3 <= AGREEMENT * unit else safe), safe
+    confirmed = sharp and low * 1e3 <= AGREEMENT * unit
+    return (precise if confirmed or precise.ms >= safe.ms else safe), safe
 
 
 def interval(rounds: list[Round], less: list[Round] | None = None) -> Interval:

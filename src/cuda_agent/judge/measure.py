@@ -101,7 +101,7 @@ class _Rounds:
             if len(self._inner) >= effort.min_rounds and (late or self._precise()):
                 break
         reported, whole = trusted(self._inner, self._windows, self._copies)
-        own = self._inner if reported != whole else less(self._windows, self._copies)
+        own = self._inner if reported != whole else longer(self._inner, self._windows, self._copies)
         others = {k: Beside(interval(rounds), speedup(rounds, own)) for k, rounds in self._others.items()}
         return Measured(reported, whole, self._checked, others)
 
@@ -195,5 +195,9 @@ class _Rounds:
         return not dtype_of(self._session.layout.outputs.specs[position].dtype).is_floating_point
 
 
-def less(windows: Sequence[Round], copies: Sequence[Round]) -> list[Round]:
-    return [Round(w.n1, w.t1 - c.t1, w.n2, w.t2 - c.t2) for w, c in zip(windows, copies, strict=True)]
+def longer(inner: Sequence[Round], windows: Sequence[Round], copies: Sequence[Round]) -> list[Round]:
+    """Round by round what a window took without its copies, and never less than what the runner admits."""
+    return [
+        Round(i.n1, max(i.t1, w.t1 - c.t1), i.n2, max(i.t2, w.t2 - c.t2))
+        for i, w, c in zip(inner, windows, copies, strict=True)
+    ]
