@@ -189,7 +189,10 @@ def _query_state(uuid: str) -> dict[str, str]:
 
 
 def cuda_is_available() -> bool:
-    """Without initialising CUDA, so that this process may still fork workers that use it."""
+    """Without initialising CUDA, so that this process may still fork workers that use it; without torch where the
+    system has no device file of such a driver (also WSL's and Tegra's)."""
+    if not any(name.startswith(("nvidia", "nvhost", "dxg")) for name in os.listdir("/dev")):
+        return False
     import torch
 
     previous = os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK")

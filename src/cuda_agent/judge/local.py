@@ -66,6 +66,7 @@ class LocalJudge:
     ) -> None:
         self._backend = get_backend(cast(Any, device))
         self.device = self._backend.kind
+        self._zygote = Zygote(self.device)  # first, since it needs seconds to start
         self._device_name = self._backend.device_name()
         self._cache = cache or cache_dir()
         self._toolchain: Toolchain | None = None
@@ -81,7 +82,6 @@ class LocalJudge:
             address_space=self.device == "cpu",
             devices=self.device == "cuda",
         )
-        self._zygote = Zygote(self.device)
         self._lanes = [Lane(self._zygote, self._policy, warm_tasks) for _ in range(lanes)]
         self._idle = list(self._lanes)
         self._free = threading.Condition()
