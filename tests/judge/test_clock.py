@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cuda_agent.judge.clock import EFFORT, Round, draw_batch_sizes, interval, narrow_enough, trusted
+from cuda_agent.judge.clock import EFFORT, Round, draw_batch_sizes, interval, narrow_enough, trusted, typical
 from cuda_agent.judge.reward import faster, near_threshold, reward_of
 from cuda_agent.judge.verdict import Interval, Times
 
@@ -48,6 +48,14 @@ def test_a_runner_that_works_outside_the_inner_window_gains_nothing() -> None:
     assert whole.ms == pytest.approx(1.0, rel=0.05)
     reported, _ = trusted(honest, windows, copies)
     assert reported == interval(honest)
+
+
+def test_copies_are_taken_off_as_they_usually_are() -> None:
+    draw = random.Random(5)
+    calm = rounds(2e-3, 5e-4)
+    hit = [Round(r.n1, r.t1 * draw.choice([1, 1, 2]), r.n2, r.t2 * draw.choice([1, 1, 2])) for r in calm]
+    for found, true in zip(typical(hit), calm, strict=True):
+        assert found.t2 == pytest.approx(true.t2, rel=0.02)
 
 
 def test_a_blurred_whole_time_confirms_nothing() -> None:

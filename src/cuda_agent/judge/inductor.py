@@ -6,6 +6,7 @@ same header. Inductor names the file by a hash of compiler, flags and contents: 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
@@ -30,7 +31,8 @@ def precompiled_headers(cache: Path, environment: Mapping[str, str], stop: int) 
     import torch
 
     compiler = os.environ.get("CXX", "g++")
-    folder = cache / "headers" / f"torch{torch.__version__}-py{platform.python_version()}-{Path(compiler).name}"
+    place = hashlib.sha256(f"{torch.__file__} {sys.prefix} {compiler}".encode()).hexdigest()[:8]  # of include paths
+    folder = cache / "headers" / f"torch{torch.__version__}-py{platform.python_version()}-{place}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():

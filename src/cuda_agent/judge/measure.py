@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
-from cuda_agent.judge.clock import Effort, Round, draw_batch_sizes, interval, narrow_enough, speedup, trusted
+from cuda_agent.judge.clock import Effort, Round, draw_batch_sizes, interval, narrow_enough, speedup, trusted, typical
 from cuda_agent.judge.compare import NOTHING, Agreement, Allowance, compare
 from cuda_agent.judge.peer import Peer, RunnerFailed
 from cuda_agent.judge.reward import clear_of_threshold
@@ -100,8 +100,9 @@ class _Rounds:
             late = time.perf_counter() - begun > effort.budget_s
             if len(self._inner) >= effort.min_rounds and (late or self._precise()):
                 break
-        reported, whole = trusted(self._inner, self._windows, self._copies)
-        own = self._inner if reported != whole else longer(self._inner, self._windows, self._copies)
+        copies = typical(self._copies)
+        reported, whole = trusted(self._inner, self._windows, copies)
+        own = self._inner if reported != whole else longer(self._inner, self._windows, copies)
         others = {k: Beside(interval(rounds), speedup(rounds, own)) for k, rounds in self._others.items()}
         return Measured(reported, whole, self._checked, others)
 

@@ -150,9 +150,9 @@ class Stage:
 
         meanwhile: what to do while it is stopped, before the inputs are visible.
         """
-        copies = self._deliveries(order)
         with frozen():
             meanwhile()
+            copies = self._deliveries(order)
             self.poison(order)
             self.show(order)
             start = time.perf_counter()
