@@ -6,7 +6,7 @@ import json
 from importlib.resources import files
 from typing import Literal
 
-from cuda_agent.expert.cpu.source import KernelSource, kept_lets, prefetched, shape_of, streamed
+from cuda_agent.expert.cpu.source import KernelSource, fetching_pass, kept_lets, prefetched, shape_of, streamed
 from cuda_agent.expert.emitter import Schedule, Space
 from cuda_agent.expert.ir import Buffer, Kernel, Plan
 
@@ -26,7 +26,7 @@ class CpuEmitter:
     def _space(self, kernel: Kernel, buffers: dict[str, Buffer]) -> Space:
         if shape_of(kernel) == "columns":
             return Space({"COLUMNS": 256}, {"COLUMNS": (64, 128, 256, 512, 1024)})
-        default = {"TILE": 1024}
+        default = {"TILE": 4096 if kernel.reductions else 1024}
         choices: dict[str, tuple[int, ...]] = {"TILE": (256, 512, 1024, 2048, 4096)}
         stores = streamed(kernel, buffers)
         if stores:
@@ -35,7 +35,8 @@ class CpuEmitter:
         if kept_lets(kernel):
             default["KEEP"], choices["KEEP"] = 1, (0, 1)
         if prefetched(kernel, buffers):
-            default["PREFETCH"], choices["PREFETCH"] = 1, (0, 1)
+            default["PREFETCH"] = fetching_pass(kernel, buffers)
+            choices["PREFETCH"] = tuple(range(len(kernel.passes)))
         return Space(default, choices)
 
     def workspaces(self, plan: Plan, kernel: Kernel) -> tuple[Buffer, ...]:

@@ -79,6 +79,29 @@ def prefetched(kernel: Kernel, buffers: Mapping[str, Buffer]) -> list[Load]:
     return list(found.values()) if row <= PREFETCH_BYTES else []
 
 
+def dear_functions(kernel: Kernel) -> list[int]:
+    """Per pass, how many dear functions it computes; what an earlier one kept costs nothing again."""
+    kept = {let.name for let in kept_lets(kernel)}
+    seen: set[str] = set()
+    counts = []
+    for sweep in kernel.passes:
+        dear = {let.name for let in sweep.body if isinstance(let.value, Op) and let.value.fn in EXPENSIVE}
+        counts.append(len(dear - seen))
+        seen |= dear & kept
+    return counts
+
+
+def fetching_pass(kernel: Kernel, buffers: Mapping[str, Buffer]) -> int:
+    """The pass that fetches the next row, if it is not measured: one with dear functions, else one with streamed
+    stores, else the last."""
+    streams = {id(s) for s in streamed(kernel, buffers)}
+    ranks = [
+        (dear, any(id(s) in streams for s in sweep.stores), number)
+        for number, (sweep, dear) in enumerate(zip(kernel.passes, dear_functions(kernel), strict=True))
+    ]
+    return max(ranks[1:])[2]
+
+
 class KernelSource:
     """Text of a kernel's .cpp file."""
 
@@ -94,7 +117,7 @@ class KernelSource:
         self.lanes: set[str] = set()  # names that are arrays over columns
         self.streams = {id(s) for s in streamed(kernel, buffers)}
         self.ahead = prefetched(kernel, buffers)
-        self.fetching = self._fetching_pass() if self.ahead else None
+        self.dear = dear_functions(kernel)
         self.lines: list[str] = []
         self.depth = 0
 
@@ -245,42 +268,49 @@ class KernelSource:
 
     def _segment(self, sweep: Pass, variables: list[str], linear: str = "j") -> None:
         """`m` points of the innermost loop from `lo`."""
-        blocks = bool(self.kernel.reductions) and self.kernel.inner[-1] % LANES == 0
+        loops = (*self.kernel.outer, *self.kernel.inner)
+        blocks = bool(loops) and loops[-1] % LANES == 0
         blocks = blocks and not any(r.kind.startswith("arg") for r in sweep.reductions)
+        number = self._number(sweep)
+        if not self.kernel.reductions and self.dear[number]:
+            blocks = False
+        # Where there is little to compute, the memory is to read and write at the same time.
+        at_once = blocks and not self.dear[number]
         partial = list(sweep.reductions) if blocks else [r for r in sweep.reductions if _adds_floats(r)]
         self._start_tile(partial, blocks)
-        targets = self._targets(sweep, variables)
         if blocks:
             with self._block(f"for (int64_t b = 0; b < m; b += {LANES})"):
-                if sweep is self.fetching:
-                    self._prefetch(variables)
+                if self.ahead and number:
+                    self._prefetch(number, variables)
+                targets = self._targets(sweep, variables, "lo + b" if at_once else "lo")
                 self._put("#pragma omp simd")
                 with self._block(f"for (int64_t c = 0; c < {LANES}; ++c)"):
                     self._put("const int64_t k = b + c, j = lo + k;")
-                    self._points(sweep, variables, linear, partial, targets)
+                    self._points(sweep, variables, linear, partial, targets, "c" if at_once else "k")
+                if at_once:
+                    self._stream(sweep, variables, targets, "lo + b", str(LANES))
+            if not at_once:
+                self._stream(sweep, variables, targets, "lo", "m")
         else:
+            targets = self._targets(sweep, variables, "lo")
             if not any(r.kind.startswith("arg") for r in sweep.reductions):
                 clauses = [clause for r in sweep.reductions for clause in self._clauses(r)]
                 self._put("#pragma omp simd" + "".join(f" {clause}" for clause in clauses))
             with self._block("for (int64_t k = 0; k < m; ++k)"):
                 self._put("const int64_t j = lo + k;")
-                self._points(sweep, variables, linear, partial, targets)
+                self._points(sweep, variables, linear, partial, targets, "k")
+            self._stream(sweep, variables, targets, "lo", "m")
         self._end_tile(partial, blocks)
-        for store in sweep.stores:
-            if id(store) in targets:
-                at = position(store.index, ["lo" if v == "j" else v for v in variables], str)
-                tile = f"tile{self._tile_number(store)}"
-                self._put(f"if (STREAM) stream::copy({_pointer(store.buffer)} + {at}, {tile}, m);")
 
     def _points(
-        self, sweep: Pass, variables: list[str], linear: str, partial: list[Reduction], targets: dict[int, str]
+        self, sweep: Pass, variables: list[str], linear: str, partial: list[Reduction], targets: dict[int, str], at: str
     ) -> None:
         self._lets(self._needed(sweep), variables, linear)
         for r in sweep.reductions:
             self._update(r, linear, "tile_" if r in partial else "")
         for store in sweep.stores:
             if id(store) in targets:
-                self._put(f"{targets[id(store)]}[k] = {self._name(store.value)};")
+                self._put(f"{targets[id(store)]}[{at}] = {self._name(store.value)};")
             else:
                 self._store(store, variables)
 
@@ -304,13 +334,13 @@ class KernelSource:
                     self._combine(r, "tile_", "c")
             self.lanes -= {name for r in partial for name, _, _ in self._accumulators(r, "tile_")}
 
-    def _targets(self, sweep: Pass, variables: list[str]) -> dict[int, str]:
-        """Where streamed stores go first, by their id."""
+    def _targets(self, sweep: Pass, variables: list[str], start: str) -> dict[int, str]:
+        """Where streamed stores go first, by their id. start: of the tile or block, in place of `j`."""
         targets: dict[int, str] = {}
         for store in sweep.stores:
             if id(store) in self.streams:
                 number = self._tile_number(store)
-                at = position(store.index, ["lo" if v == "j" else v for v in variables], str)
+                at = position(store.index, [start if v == "j" else v for v in variables], str)
                 self._put(
                     f"{self._type(store.buffer)}* const to{number} = "
                     f"STREAM ? tile{number} : {_pointer(store.buffer)} + {at};"
@@ -318,29 +348,31 @@ class KernelSource:
                 targets[id(store)] = f"to{number}"
         return targets
 
+    def _stream(self, sweep: Pass, variables: list[str], targets: dict[int, str], start: str, count: str) -> None:
+        for store in sweep.stores:
+            if id(store) in targets:
+                at = position(store.index, [start if v == "j" else v for v in variables], str)
+                tile = f"tile{self._tile_number(store)}"
+                self._put(f"if (STREAM) stream::copy({_pointer(store.buffer)} + {at}, {tile}, {count});")
+
+    def _number(self, sweep: Pass) -> int:
+        """Of a pass; a pointwise kernel has a single one."""
+        return next((n for n, own in enumerate(self.kernel.passes) if own is sweep), 0)
+
     def _tile_number(self, store: Store) -> int:
         stores = [s for p in self.kernel.passes for s in p.stores if id(s) in self.streams]
         return next(number for number, s in enumerate(stores) if s is store)
 
-    def _fetching_pass(self) -> Pass:
-        """The later pass that computes most; what an earlier one kept costs nothing again."""
-        seen: set[str] = set()
-        costs = []
-        for sweep in self.kernel.passes:
-            dear = {let.name for let in self._needed(sweep) if isinstance(let.value, Op) and let.value.fn in EXPENSIVE}
-            costs.append(len(dear - seen))
-            seen |= dear & set(self.kept)
-        best = max(range(1, len(costs)), key=lambda p: (costs[p], -p))
-        return self.kernel.passes[best]
-
-    def _prefetch(self, variables: list[str]) -> None:
+    def _prefetch(self, number: int, variables: list[str]) -> None:
         """One block of the next row's inputs into the L2 cache."""
         ahead = [*self.next, *variables[len(self.next) : -1], "lo + b"]
         for read in self.ahead:
             at = position(read.index, ahead, str)
             line = 64 // ITEMSIZE[self.buffers[read.buffer].dtype]
             for offset in range(0, LANES, line):
-                self._put(f"if (PREFETCH) __builtin_prefetch({_pointer(read.buffer)} + {at} + {offset}, 0, 2);")
+                self._put(
+                    f"if (PREFETCH == {number}) __builtin_prefetch({_pointer(read.buffer)} + {at} + {offset}, 0, 2);"
+                )
 
     def _needed(self, sweep: Pass) -> list[Let]:
         """The body lets that this pass's reductions and stores lead back to, a kept one standing for its own past."""
