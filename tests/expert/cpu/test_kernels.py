@@ -117,9 +117,10 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Call]:
     from concurrent.futures import ThreadPoolExecutor
 
     toolchain = Toolchain.detect("cpu")
+    folders = {name: tmp_path_factory.mktemp(name) for name in MODELS}  # here, since it is not thread-safe
     with ThreadPoolExecutor(2) as pool:
         plans = {name: plan_graph(capture_source(source(name), "cpu")).plan for name in MODELS}
-        made = pool.map(lambda name: build(plans[name], tmp_path_factory.mktemp(name), toolchain), MODELS)
+        made = pool.map(lambda name: build(plans[name], folders[name], toolchain), MODELS)
         return dict(zip(MODELS, made, strict=True))
 
 
