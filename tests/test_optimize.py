@@ -111,3 +111,18 @@ def test_nothing_right_is_said_with_the_last_reason(judge: LocalJudge, tmp_path:
 def test_nothing_proposed(judge: LocalJudge) -> None:
     with pytest.raises(NoCandidate, match="the expert proposed nothing"):
         search(TASK, lambda: Listed([]), judge, budget_s=300)
+
+
+class TestWithoutABudget:
+    def test_the_first_proposal_is_judged_in_full(self, judge: LocalJudge, tmp_path: Path) -> None:
+        proposer, events = Listed([RIGHT, WRONG]), list[Event]()
+        result = search(TASK, lambda: proposer, judge, budget_s=0, out=tmp_path / "out", on_event=events.append)
+        assert result.verdict.side_by_side.keys() == {"eager", "compile"}
+        assert [trial.label for trial in result.history] == [str(RIGHT)]
+        assert is_result(tmp_path / "out")
+        assert [event.kind for event in events] == ["capture", "final", "trial", "written"]
+
+    @pytest.mark.parametrize(("proposals", "reason"), [([WRONG], "incorrect"), ([], "the expert proposed nothing")])
+    def test_nothing_right_is_said(self, judge: LocalJudge, proposals: list[Variant], reason: str) -> None:
+        with pytest.raises(NoCandidate, match=reason):
+            search(TASK, lambda: Listed(proposals), judge, budget_s=0)

@@ -68,9 +68,10 @@ def optimize(
     """Write kernels for a task, and keep the fastest that the judge accepts. No LLM is involved.
 
     task: a Task, or whatever `load_task` reads. device: `auto` takes CUDA where there is a GPU. budget_s: seconds of
-    search; the final judgement, with the tightest intervals, comes after. out: a folder for the result, which stands
-    alone (`model_new.py`, `ops.py`, `kernels/`, `model.py`, `verdict.json`, `REPORT.md`); an earlier result there is
-    replaced. judge: a running judge to share its warm workers. on_event: called with each Event as it happens.
+    search, 0 for the expert's default schedule alone; the final judgement, with the tightest intervals, comes after.
+    out: a folder for the result, which stands alone (`model_new.py`, `ops.py`, `kernels/`, `model.py`, `verdict.json`,
+    `REPORT.md`); an earlier result there is replaced. judge: a running judge to share its warm workers. on_event:
+    called with each Event as it happens.
 
     Returns the Result: `candidate` (files), `verdict` (times in milliseconds per forward call, reward as in `judge`)
     and `history` (every trial). KeyboardInterrupt leaves the best so far in `out`, ends all workers, and is raised on.

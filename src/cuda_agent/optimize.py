@@ -141,13 +141,14 @@ class _Search:
     def _first(self) -> Result:
         """No budget, no search: the first proposal, judged in full."""
         self._emit("capture")
-        (proposal, *_) = self.prepare().ask(1)
+        proposals = self.prepare().ask(1)
         self._emit("final")
-        verdict = self.judge.submit(Job(self.task, proposal.candidate, Settings(mode="full"))).result()
-        self._record(Trial(str(proposal), proposal.candidate, verdict, self.elapsed))
-        if not verdict.accepted:
-            raise NoCandidate(_why_none(self.task, self.history))
-        return Result(self.task, proposal.candidate, verdict, self.history)
+        for proposal in proposals:
+            verdict = self.judge.submit(Job(self.task, proposal.candidate, Settings(mode="full"))).result()
+            self._record(Trial(str(proposal), proposal.candidate, verdict, self.elapsed))
+            if verdict.accepted:
+                return Result(self.task, proposal.candidate, verdict, self.history)
+        raise NoCandidate(_why_none(self.task, self.history))
 
     def _record(self, trial: Trial) -> None:
         self.history.append(trial)

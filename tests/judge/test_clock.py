@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cuda_agent.judge.clock import EFFORT, Round, draw_batch_sizes, interval, narrow_enough, trusted, typical
+from cuda_agent.judge.clock import EFFORT, Round, draw_batch_sizes, interval, narrow_enough, speedup, trusted, typical
 from cuda_agent.judge.reward import faster, near_threshold, reward_of
 from cuda_agent.judge.verdict import Interval, Times
 
@@ -32,10 +32,10 @@ def test_what_does_not_grow_with_n_cancels() -> None:
 
 def test_the_interval_holds_the_truth_under_noise() -> None:
     hits = 0
-    for seed in range(40):
+    for seed in range(400):
         found = interval(rounds(1e-3, 1e-2, noise=0.01, seed=seed))
         hits += found.low <= 1.003 <= found.high  # the lower quartile of what adds 1 % on average
-    assert hits >= 32  # of 40, at a nominal 95 % from a dozen rounds
+    assert hits >= 340  # of 400; a bootstrap of a dozen rounds covers nine tenths, a little less than its nominal 95 %
 
 
 def test_a_runner_that_works_outside_the_inner_window_gains_nothing() -> None:
@@ -69,6 +69,15 @@ def test_disturbances_that_only_add_time_hardly_move_the_result() -> None:
     calm = rounds(1e-3, 1e-4, noise=0.002, count=16)
     hit = [Round(r.n1, r.t1 + draw.expovariate(500), r.n2, r.t2 + draw.expovariate(500)) for r in calm]
     assert interval(hit).ms == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_machine_that_slows_down_for_a_while_does_not_change_a_ratio_in_turns() -> None:
+    draw = random.Random(6)
+    slowed = [(r, draw.choice([1.0, 1.0, 1.4])) for r in rounds(1e-3, 1e-4)]
+    ours = [Round(r.n1, r.t1 * by, r.n2, r.t2 * by) for r, by in slowed]
+    baseline = [Round(r.n1, 1.5 * r.t1, r.n2, 1.5 * r.t2) for r in ours]
+    found = speedup(baseline, ours)
+    assert (found.low, found.ratio, found.high) == pytest.approx((1.5, 1.5, 1.5))
 
 
 def test_too_few_rounds_decide_nothing() -> None:

@@ -186,3 +186,15 @@ def test_judging_again_and_again_holds_no_more_memory(ask: Ask) -> None:
         ask(single(body), settings=Settings(mode="training"))
         counts.append(arenas())
     assert counts[1:] == counts[:1] * 2
+
+
+def test_a_model_that_fails_while_the_candidate_is_timed_is_the_tasks_fault(ask: Ask) -> None:
+    source = TASK.replace(
+        "        return torch.relu(x) * self.weight",
+        "        if not torch.compiler.is_compiling():\n"
+        "            self.calls = getattr(self, 'calls', 0) + 1\n"
+        "            assert self.calls < 40, 'tired'\n"
+        "        return torch.relu(x) * self.weight",
+    )
+    with pytest.raises(TaskError, match="tired"):
+        ask(single(RIGHT), source, Settings(mode="training"))

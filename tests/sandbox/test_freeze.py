@@ -8,17 +8,18 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
-from cuda_agent.sandbox import Child, Frozen, Level, NotStill, Policy
+from cuda_agent.sandbox import Child, Frozen, Level, NotStill, Policy, freeze
 
 from .conftest import LEVELS, finish, start
 
 pytestmark = pytest.mark.parametrize("level", LEVELS)
 
 
-def running(main, level: Level) -> tuple[Child, int, mmap.mmap]:  # type: ignore[no-untyped-def]
+def running(main: Callable[[mmap.mmap], None], level: Level) -> tuple[Child, int, mmap.mmap]:
     """A confined `main(page)` whose workers count in a shared page; it is returned once the first counts."""
     page = mmap.mmap(-1, 4096)
     child, output = start(lambda: main(page), Policy(wall_s=30), level)
@@ -46,7 +47,11 @@ def family(page: mmap.mmap) -> None:
     count(page, 3)
 
 
-def test_all_stand_still_and_go_on_afterwards(level: Level) -> None:
+@pytest.mark.parametrize("lists_children", [True, False])
+def test_all_stand_still_and_go_on_afterwards(
+    level: Level, lists_children: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(freeze, "_LISTS_CHILDREN", lists_children and freeze._LISTS_CHILDREN)
     child, output, page = running(family, level)
     try:
         deadline = time.monotonic() + 10

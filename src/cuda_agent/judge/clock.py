@@ -39,7 +39,7 @@ class Effort:
     target: float
 
 
-# A window on the CPU is longer: threads that wake and pages that are touched cost it a millisecond, now more, now less.
+# A round on the CPU costs more (its inputs are drawn by one thread) and is noisier, but ratios are known from few.
 EFFORT = {
     "cuda": {
         "full": Effort(window_s=0.02, budget_s=3.0, min_rounds=5, max_rounds=20, target=0.007),
@@ -48,8 +48,8 @@ EFFORT = {
     },
     "cpu": {
         "full": Effort(window_s=0.016, budget_s=3.5, min_rounds=4, max_rounds=16, target=0.03),
-        "training": Effort(window_s=0.02, budget_s=0.3, min_rounds=3, max_rounds=6, target=0.05),
-        "search": Effort(window_s=0.02, budget_s=0.6, min_rounds=3, max_rounds=8, target=0.03),
+        "training": Effort(window_s=0.016, budget_s=0.3, min_rounds=3, max_rounds=6, target=0.05),
+        "search": Effort(window_s=0.016, budget_s=0.6, min_rounds=3, max_rounds=8, target=0.03),
     },
 }
 

@@ -37,7 +37,7 @@ def precompiled_headers(cache: Path, environment: Mapping[str, str], stop: int) 
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
             _make(folder, environment, stop)
-    return {path.name: path for path in folder.iterdir()}
+    return {path.name: path for path in folder.iterdir()} if folder.is_dir() else {}
 
 
 def _make(folder: Path, environment: Mapping[str, str], stop: int) -> None:
@@ -46,14 +46,15 @@ def _make(folder: Path, environment: Mapping[str, str], stop: int) -> None:
         kept = {key: os.environ[key] for key in ("PATH", "CXX", "USER", "LOGNAME") if key in os.environ}
         env = {**kept, **environment, "HOME": name, "TMPDIR": name, "TORCHINDUCTOR_CACHE_DIR": str(scratch / "cache")}
         policy = Policy(memory_bytes=6 << 30, wall_s=300, writable=(scratch,), file_bytes=_LIMIT_BYTES)
-        spawn([sys.executable, "-c", _MAKE], policy, cwd=scratch, env=env, output_limit=1 << 16, stop=stop)
+        done = spawn([sys.executable, "-c", _MAKE], policy, cwd=scratch, env=env, output_limit=1 << 16, stop=stop)
         made = next(scratch.glob("torchinductor_*/precompiled_headers"), None)
         staged = scratch / "staged"
         staged.mkdir()
         for path in made.iterdir() if made is not None else ():
             if path.is_file():
                 shutil.move(path, staged / path.name)
-        os.rename(staged, folder)  # empty too: it would fail again
+        if done.returncode == 0:  # then also without files, where inductor makes none
+            os.rename(staged, folder)
 
 
 def install_headers(files: Mapping[str, bytes]) -> None:

@@ -89,7 +89,7 @@ class LocalJudge:
         self._judging = ThreadPoolExecutor(lanes, thread_name_prefix="judge")
         self._headers: Future[dict[str, Path]] | None = None
         if self.device == "cpu":
-            self._headers = self._building.submit(precompiled_headers, self._cache, ENVIRONMENT, self._builder.stop)
+            self._headers = self._building.submit(self._make_headers)
         self._ceilings: dict[str, Any] | None = None
         self._closed = False
 
@@ -281,12 +281,17 @@ class LocalJudge:
 
     # Baselines and ceilings
 
+    def _make_headers(self) -> dict[str, Path]:
+        with self._backend.timer_lease(shared=True):  # compilers and the clock share the cores
+            return precompiled_headers(self._cache, ENVIRONMENT, self._builder.stop)
+
     def _compiles(self, lane: Lane, task: Task) -> bool:
-        """Have the task's model ready under torch.compile, if that works on it."""
+        """Have the task's model ready under torch.compile on the CPU, if that works on it."""
+        assert self._headers is not None
         known, time = self._baselines.read(task.key, "compile")
         if known and time is None:
             return False
-        failed = lane.prepare(task, "compile", self._headers.result() if self._headers else {}).get("failed")
+        failed = lane.prepare(task, "compile", self._headers.result()).get("failed")
         if failed is not None:
             self._baselines.write(task.key, "compile", None, failed)
         return failed is None

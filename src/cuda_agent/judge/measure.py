@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from cuda_agent.judge.clock import Effort, Round, draw_batch_sizes, interval, narrow_enough, speedup, trusted, typical
 from cuda_agent.judge.compare import NOTHING, Agreement, Allowance, compare
+from cuda_agent.judge.job import Settings
 from cuda_agent.judge.peer import Peer, RunnerFailed
 from cuda_agent.judge.reward import clear_of_threshold
 from cuda_agent.judge.session import TaskSession
@@ -20,7 +21,7 @@ from cuda_agent.judge.stage import Window
 from cuda_agent.judge.values import dtype_of
 from cuda_agent.judge.verdict import Interval, Speedup
 
-_ROUGH = 0.1
+_ROUGH = 0.1  # half-width of an interval, as a share of its ratio
 
 
 class Beside(NamedTuple):
@@ -44,7 +45,7 @@ def measure(
     peer: Peer,
     variant: str,
     effort: Effort,
-    settings: Any,
+    settings: Settings,
     beside: Sequence[str] = (),
     frozen: Callable[[], AbstractContextManager[Any]] | None = None,
 ) -> Measured:
@@ -66,7 +67,7 @@ class _Rounds:
         peer: Peer,
         variant: str,
         effort: Effort,
-        settings: Any,
+        settings: Settings,
         beside: Sequence[str],
         frozen: Callable[[], AbstractContextManager[Any]] | None,
     ) -> None:
@@ -90,7 +91,7 @@ class _Rounds:
             stage.show(everything)
             self._backend.synchronize()
             for other in self._beside:
-                self._session.peer.run(stage="timing", variant=other, order=everything)
+                self._session.run_timed(other, everything)
             self._peer.run(stage="timing", variant=self._variant, order=everything)  # allocators and caches settle
             pilot = self._pilot()
         aim = max(4, round(effort.window_s / max(pilot, 1e-7)))
@@ -148,7 +149,10 @@ class _Rounds:
 
         def take_turns() -> None:
             for other in self._session.seeds.sample(self._beside, len(self._beside)):
-                others[other] = self._stage.plain_window(self._session.peer, other, batch)
+                self._stage.show(batch)
+                start = time.perf_counter()
+                computed, _ = self._session.run_timed(other, batch)
+                others[other] = computed - start
 
         with self._backend.timer_lease():
             if self._frozen is None:

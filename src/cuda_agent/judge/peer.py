@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from cuda_agent.judge.wire import Channel, ChannelClosed, ChannelTimeout, Message, ProtocolError
@@ -18,6 +19,19 @@ class RunnerFailed(Exception):
         self.kind, self.message, self.where = kind, message, where
 
 
+@contextmanager
+def told_as_failures(late: str, gone: str = "the process ended") -> Iterator[None]:
+    """What goes wrong on a runner's channel, as RunnerFailed. late, gone: what to say of silence and of its end."""
+    try:
+        yield
+    except ChannelTimeout as error:
+        raise RunnerFailed("timed_out", late) from error
+    except ChannelClosed as error:
+        raise RunnerFailed("crashed", gone) from error
+    except ProtocolError as error:
+        raise RunnerFailed("protocol", str(error)) from error
+
+
 class Peer:
     """A runner as the referee sees it."""
 
@@ -27,30 +41,18 @@ class Peer:
 
     def ask(self, do: str, *, fds: Sequence[int] = (), **arguments: Any) -> Any:
         """The answer, or RunnerFailed. Build requests in between are not expected here."""
-        try:
+        with told_as_failures(f"no answer within {self.timeout:g} s"):
             return self.answer(self.channel.call({"do": do, **arguments}, fds, self.timeout))
-        except ChannelTimeout as error:
-            raise RunnerFailed("timed_out", f"no answer within {self.timeout:g} s") from error
-        except ChannelClosed as error:
-            raise RunnerFailed("crashed", "the process ended") from error
-        except ProtocolError as error:
-            raise RunnerFailed("protocol", str(error)) from error
 
     def run(self, **arguments: Any) -> tuple[float, float]:
         """Have a batch run. Returns when, by our clock (`perf_counter`), the runner said that it had computed, and when
         it said that its outputs lie in their slots."""
-        try:
+        with told_as_failures(f"no answer within {self.timeout:g} s"):
             self.channel.send({"do": "run", **arguments})
             first = self._receive()
             computed = time.perf_counter()
             self.answer(self._receive() if "computed" in first else first)
-        except ChannelTimeout as error:
-            raise RunnerFailed("timed_out", f"no answer within {self.timeout:g} s") from error
-        except ChannelClosed as error:
-            raise RunnerFailed("crashed", "the process ended") from error
-        except ProtocolError as error:
-            raise RunnerFailed("protocol", str(error)) from error
-        return computed, time.perf_counter()
+            return computed, time.perf_counter()
 
     def _receive(self) -> Message:
         message, fds = self.channel.recv(self.timeout)

@@ -20,10 +20,10 @@ from cuda_agent.judge.clock import EFFORT
 from cuda_agent.judge.compare import NOTHING, Agreement, compare
 from cuda_agent.judge.job import Settings
 from cuda_agent.judge.measure import measure
-from cuda_agent.judge.peer import Peer, RunnerFailed
+from cuda_agent.judge.peer import Peer, RunnerFailed, told_as_failures
 from cuda_agent.judge.session import TaskSession, Unusable, minimum_traffic
 from cuda_agent.judge.stage import Stage
-from cuda_agent.judge.wire import Channel, ChannelClosed, ChannelTimeout, Message, ProtocolError
+from cuda_agent.judge.wire import Channel, ChannelClosed, Message
 from cuda_agent.sandbox import Frozen, Level, NotStill
 
 _LARGE = 4 << 30  # bytes of a slot
@@ -109,25 +109,28 @@ class Referee:
         return {} if failed is None else {"failed": failed}
 
     def _prepare(self, session: TaskSession, variant: str) -> str | None:
+        """Why it cannot be made, None if it is ready."""
+        if variant in session.ready:
+            return None
         peer = session.peer
-        if variant not in session.ready:
-            session.fill([0])
-            session.answer(0, "eager")
-            patience, peer.timeout = peer.timeout, _PREPARE_TIMEOUT
-            try:
+        patience, peer.timeout = peer.timeout, _PREPARE_TIMEOUT
+        try:
+            with self._backend.timer_lease(shared=True):
+                session.fill([0])
+                session.answer(0, "eager")
                 peer.ask("prepare", variant=variant, stage="reference")
-            except RunnerFailed as error:
-                if error.kind in ("crashed", "timed_out", "protocol"):
-                    raise
-                if "Python.h" in error.message:
-                    raise SetupError(
-                        "torch.compile needs Python's C headers on the CPU (Python.h is missing): "
-                        "sudo apt install python3-dev"
-                    ) from error
-                return error.message
-            finally:
-                peer.timeout = patience
-            session.ready.add(variant)
+        except RunnerFailed as error:
+            if error.kind in ("crashed", "timed_out", "protocol"):
+                raise
+            if "Python.h" in error.message:
+                raise SetupError(
+                    "torch.compile needs Python's C headers on the CPU (Python.h is missing): "
+                    "sudo apt install python3-dev"
+                ) from error
+            return error.message
+        finally:
+            peer.timeout = patience
+        session.ready.add(variant)
         return None
 
     def _enter_task(self, key: str) -> TaskSession:
@@ -169,7 +172,8 @@ class Referee:
         except RunnerFailed as error:
             return {"failed": {"kind": error.kind, "message": error.message, "where": error.where, "phase": phase}}
         except NotStill as error:
-            return {"failed": {"kind": "not-still", "message": str(error), "where": None, "phase": phase}}
+            message = f"the candidate was to stand still while others had their turn, but {error}"
+            return {"failed": {"kind": "not-still", "message": message, "where": None, "phase": phase}}
         finally:
             peer.channel.close()
             if beside:
@@ -188,29 +192,10 @@ class Referee:
     ) -> None:  # fmt: skip
         """Import the candidate and give it the task's weights. Builds that it asks for go to the orchestrator."""
         request = {"do": "load_candidate", "form": form, "files": files, "names": names}
+        late = f"loading took longer than {options.timeout_s:g} s"
         try:
-            peer.channel.send(request, objects)
-            deadline = time.monotonic() + options.timeout_s
-            while True:
-                message, received = peer.channel.recv(max(0.1, deadline - time.monotonic()))
-                for fd in received:
-                    os.close(fd)
-                if "build" not in message:
-                    break
-                self._channel.send({"build": message["build"]})
-                began = time.monotonic()
-                answer, built = self._channel.recv()
-                deadline += time.monotonic() - began
-                peer.channel.send(answer, built)
-                for fd in built:
-                    os.close(fd)
-            peer.answer(message)
-        except ChannelTimeout as error:
-            raise RunnerFailed("timed_out", f"loading took longer than {options.timeout_s:g} s") from error
-        except ChannelClosed as error:
-            raise RunnerFailed("crashed", "the process ended while the candidate was loaded") from error
-        except ProtocolError as error:
-            raise RunnerFailed("protocol", str(error)) from error
+            with told_as_failures(late, "the process ended while the candidate was loaded"):
+                self._answer_builds(peer, request, objects, options)
         finally:
             for fd in objects:
                 os.close(fd)
@@ -225,6 +210,25 @@ class Referee:
         finally:
             os.close(fd)
             arena.close()
+
+    def _answer_builds(self, peer: Peer, request: Message, objects: Sequence[int], options: Settings) -> None:
+        """Send a request, and pass on the builds that it asks for until it is answered."""
+        peer.channel.send(request, objects)
+        deadline = time.monotonic() + options.timeout_s
+        while True:
+            message, received = peer.channel.recv(max(0.1, deadline - time.monotonic()))
+            for fd in received:
+                os.close(fd)
+            if "build" not in message:
+                break
+            self._channel.send({"build": message["build"]})
+            began = time.monotonic()
+            answer, built = self._channel.recv()
+            deadline += time.monotonic() - began
+            peer.channel.send(answer, built)
+            for fd in built:
+                os.close(fd)
+        peer.answer(message)
 
     def _check(self, session: TaskSession, peer: Peer, options: Settings) -> Message:
         """Fresh random inputs against the oracle."""

@@ -138,8 +138,15 @@ class TaskSession:
         return best
 
     def _run(self, variant: str, slot: int = 0, strict: bool = False) -> None:
+        self._have_run(stage="reference", variant=variant, order=[slot], strict=strict)
+
+    def run_timed(self, variant: str, order: Sequence[int]) -> tuple[float, float]:
+        """As `Peer.run`, in the timing stage. A failure is the task's, whatever candidate is being judged."""
+        return self._have_run(stage="timing", variant=variant, order=list(order))
+
+    def _have_run(self, **arguments: Any) -> tuple[float, float]:
         try:
-            self.peer.run(stage="reference", variant=variant, order=[slot], strict=strict)
+            return self.peer.run(**arguments)
         except RunnerFailed as error:
             raise Unusable(f"{error.where or self._file}: {error.message}") from error
 

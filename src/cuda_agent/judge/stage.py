@@ -129,14 +129,6 @@ class Stage:
         self._backend.synchronize()
         return Window(time.perf_counter() - start, copies, computed - shown)
 
-    def plain_window(self, peer: Peer, variant: str, order: Sequence[int]) -> float:
-        """Seconds in which a runner that has nothing to gain computes a batch."""
-        self.show(order)
-        self._backend.synchronize()
-        start = time.perf_counter()
-        computed, _ = peer.run(stage=self.name, variant=variant, order=list(order))
-        return computed - start
-
     def frozen_window(
         self,
         peer: Peer,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from cuda_agent.sandbox.policy import Level
+from cuda_agent.sandbox.policy import Level, Policy
+from cuda_agent.sandbox.watch import Watcher
 
 
 class NotStill(Exception):
@@ -35,11 +36,12 @@ class Frozen:
         deadline = time.monotonic() + self._patience_s
         while True:
             tree = self._tree()
-            if all(_stopped(pid) for pid in tree):  # none of them can have forked since it was listed
+            # The second list holds what was forked while the first was made: those on it have stopped forking.
+            if all(_stopped(pid) for pid in tree) and set(self._tree()) == set(tree):
                 break
             if time.monotonic() > deadline:
                 _signal(tree, signal.SIGCONT)
-                raise NotStill(f"the candidate did not stop within {self._patience_s:g} s when it was told to")
+                raise NotStill(f"a process did not stop within {self._patience_s:g} s")
             _signal(tree, signal.SIGSTOP)
             time.sleep(0.0005)
         self._ran = {pid: _ran_ns(pid) for pid in tree}
@@ -51,27 +53,34 @@ class Frozen:
         if ran:
             _signal(self._tree(), signal.SIGCONT)
             if error is None:
-                raise NotStill("the candidate ran while it was stopped, beside a measurement of what it is compared to")
+                raise NotStill("a process ran while it was stopped")
 
     def _tree(self) -> list[int]:
         """All descendants of the keeper, but our init."""
-        found, pending = [], _children(self._keeper)
-        if self._level is Level.NAMESPACES:
-            pending = [pid for init in pending for pid in _children(init)]
-        while pending:
-            pid = pending.pop()
-            found.append(pid)
-            pending.extend(_children(pid))
-        return found
+        if not _LISTS_CHILDREN:
+            found = dict(Watcher(Policy(), self._keeper).members())
+            return [pid for pid, status in found.items() if not self._is_init(status["PPid"])]
+        return [pid for pid, parent in _descendants(self._keeper) if not self._is_init(parent)]
+
+    def _is_init(self, parent: int) -> bool:
+        return parent == self._keeper and self._level is Level.NAMESPACES
 
 
-def _children(pid: int) -> list[int]:
-    found: list[int] = []
-    with suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with suppress(OSError):
-                found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split())
-    return found
+# Depends on the kernel's configuration; going through all of /proc takes milliseconds, and a window waits for it.
+_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+
+
+def _descendants(root: int) -> Iterator[tuple[int, int]]:
+    """(pid, parent)."""
+    pending = [root]
+    while pending:
+        parent = pending.pop()
+        with suppress(OSError):
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                with suppress(OSError):
+                    for child in map(int, Path(f"/proc/{parent}/task/{thread}/children").read_bytes().split()):
+                        yield child, parent
+                        pending.append(child)
 
 
 def _signal(tree: Iterable[int], number: signal.Signals) -> None:

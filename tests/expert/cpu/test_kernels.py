@@ -14,7 +14,7 @@ import torch
 from cuda_agent.candidate import Candidate, Toolchain, plan
 from cuda_agent.expert.capture import capture_source
 from cuda_agent.expert.cpu import CpuEmitter
-from cuda_agent.expert.cpu.source import shape_of
+from cuda_agent.expert.cpu.traits import shape_of
 from cuda_agent.expert.ir import Kernel, Plan
 from cuda_agent.expert.plan import plan_graph
 

@@ -6,7 +6,8 @@ import json
 from importlib.resources import files
 from typing import Literal
 
-from cuda_agent.expert.cpu.source import KernelSource, fetching_pass, kept_lets, prefetched, shape_of, streamed
+from cuda_agent.expert.cpu.source import KernelSource
+from cuda_agent.expert.cpu.traits import fetching_pass, kept_lets, prefetched, shape_of, streamed
 from cuda_agent.expert.emitter import Schedule, Space
 from cuda_agent.expert.ir import Buffer, Kernel, Plan
 
@@ -28,14 +29,14 @@ class CpuEmitter:
             return Space({"COLUMNS": 256}, {"COLUMNS": (64, 128, 256, 512, 1024)})
         default = {"TILE": 4096 if kernel.reductions else 1024}
         choices: dict[str, tuple[int, ...]] = {"TILE": (256, 512, 1024, 2048, 4096)}
-        stores = streamed(kernel, buffers)
+        stores = streamed(kernel)
         if stores:
             large = max(buffers[s.buffer].nbytes for s in stores) >= _STREAM_BYTES
             default["STREAM"], choices["STREAM"] = int(large), (0, 1)
         if kept_lets(kernel):
             default["KEEP"], choices["KEEP"] = 1, (0, 1)
         if prefetched(kernel, buffers):
-            default["PREFETCH"] = fetching_pass(kernel, buffers)
+            default["PREFETCH"] = fetching_pass(kernel)
             choices["PREFETCH"] = tuple(range(len(kernel.passes)))
         return Space(default, choices)
 
