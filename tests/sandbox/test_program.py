@@ -136,3 +136,21 @@ def test_head_and_tail_keep_what_they_say(chunks: list[bytes], limit: int) -> No
         assert text == whole.decode(errors="replace") and not truncated
     else:
         assert truncated and f"[… {len(whole) - 2 * half} bytes cut …]" in text
+
+
+@needs_namespaces
+def test_an_environment_that_lies_in_a_masked_folder_is_seen(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    program = """
+        import sys
+        from cuda_agent.sandbox import Policy, spawn
+
+        done = spawn([sys.executable, "-c", "import sys; print(sys.prefix)"], Policy(wall_s=30), cwd="/", env={})
+        print(done.output, end="")
+    """
+    package = Path(__file__).resolve().parents[2] / "src"
+    said = subprocess.run(
+        [tmp_path / "venv/bin/python", "-c", textwrap.dedent(program)],
+        env={**os.environ, "PYTHONPATH": str(package)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert said.stdout == f"{tmp_path / 'venv'}\n"

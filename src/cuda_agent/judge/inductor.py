@@ -36,16 +36,18 @@ def precompiled_headers(cache: Path, environment: Mapping[str, str], stop: int) 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
-            _make(folder, environment, stop)
+            _make(folder, Path(torch.__file__).parents[1], environment, stop)
     return {path.name: path for path in folder.iterdir()} if folder.is_dir() else {}
 
 
-def _make(folder: Path, environment: Mapping[str, str], stop: int) -> None:
+def _make(folder: Path, packages: Path, environment: Mapping[str, str], stop: int) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, ignore_cleanup_errors=True) as name:
         scratch = Path(name)
-        kept = {key: os.environ[key] for key in ("PATH", "CXX", "USER", "LOGNAME") if key in os.environ}
+        kept = {key: os.environ[key] for key in ("PATH", "PYTHONPATH", "CXX", "USER", "LOGNAME") if key in os.environ}
         env = {**kept, **environment, "HOME": name, "TMPDIR": name, "TORCHINDUCTOR_CACHE_DIR": str(scratch / "cache")}
-        policy = Policy(memory_bytes=6 << 30, wall_s=300, writable=(scratch,), file_bytes=_LIMIT_BYTES)
+        policy = Policy(
+            memory_bytes=6 << 30, wall_s=300, file_bytes=_LIMIT_BYTES, writable=(scratch,), readable=(packages,)
+        )
         done = spawn([sys.executable, "-c", _MAKE], policy, cwd=scratch, env=env, output_limit=1 << 16, stop=stop)
         made = next(scratch.glob("torchinductor_*/precompiled_headers"), None)
         staged = scratch / "staged"

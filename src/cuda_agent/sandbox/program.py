@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -102,6 +102,8 @@ def spawn(
     """
     started = time.monotonic()
     policy.require_paths()
+    # The launcher runs without site, and so does not know that its interpreter is an environment's.
+    policy = replace(policy, readable=(*policy.readable, Path(sys.prefix), Path(sys.base_prefix)))
     chosen = min(level or Level.NAMESPACES, _offered_level(), key=lambda item: item.rank)
     status_read, status_write = os.pipe2(os.O_CLOEXEC)
     output_read, output_write = os.pipe2(os.O_CLOEXEC)
