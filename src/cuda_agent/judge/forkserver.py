@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from cuda_agent.judge.wire import Channel, ChannelClosed
 from cuda_agent.sandbox import Policy, available_level, die_with_parent, fork_confined
+
+# A quarter of a second that each task's runner would spend on them again
+_OF_A_FIRST_COMPILE = ("sympy.physics.units", "sympy.tensor.tensor", "torch.distributed.tensor.experimental")
 
 
 def _serve(control: Channel, kind: str) -> None:
@@ -22,6 +27,9 @@ def _serve(control: Channel, kind: str) -> None:
 
     from cuda_agent.judge import referee, runner
 
+    for name in _OF_A_FIRST_COMPILE:
+        with suppress(ImportError):
+            importlib.import_module(name)
     if kind == "cpu":
         # OpenMP has bound this thread to its first place. Forks are to use all cores but while they are timed.
         runner.set_places(os.sched_getaffinity(0), allowed)

@@ -80,10 +80,10 @@ class Lane:
     def baseline(self, task: Task, variant: str, mode: str) -> Message:
         return self._ask({"do": "baseline", "key": task.key, "variant": variant, "mode": mode})
 
-    def prepare(self, task: Task, variant: str, headers: Mapping[str, Path]) -> Message:
-        files = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in headers.values()]
+    def prepare(self, task: Task, variant: str, own_files: Mapping[str, Path]) -> Message:
+        files = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in own_files.values()]
         try:
-            return self._ask({"do": "prepare", "key": task.key, "variant": variant, "names": list(headers)}, files)
+            return self._ask({"do": "prepare", "key": task.key, "variant": variant, "names": list(own_files)}, files)
         finally:
             for fd in files:
                 os.close(fd)

@@ -17,10 +17,10 @@ from cuda_agent.backends import get_backend
 from cuda_agent.candidate import Toolchain, plan
 from cuda_agent.candidate.extension import extension_unit
 from cuda_agent.errors import CandidateError, CudaAgentError, TaskError
+from cuda_agent.judge import inductor
 from cuda_agent.judge.baselines import Baselines
 from cuda_agent.judge.blame import explain
 from cuda_agent.judge.builder import Builder, Built
-from cuda_agent.judge.inductor import precompiled_headers
 from cuda_agent.judge.job import Job, Settings
 from cuda_agent.judge.lane import CandidateFailed, Lane, RefereeLost
 from cuda_agent.judge.reward import near_threshold, reward_of
@@ -87,9 +87,9 @@ class LocalJudge:
         self._free = threading.Condition()
         self._building = ThreadPoolExecutor(cores, thread_name_prefix="plan")
         self._judging = ThreadPoolExecutor(lanes, thread_name_prefix="judge")
-        self._headers: Future[dict[str, Path]] | None = None
+        self._inductor_files: Future[dict[str, Path]] | None = None
         if self.device == "cpu":
-            self._headers = self._building.submit(self._make_headers)
+            self._inductor_files = self._building.submit(self._make_inductor_files)
         self._ceilings: dict[str, Any] | None = None
         self._closed = False
 
@@ -281,17 +281,17 @@ class LocalJudge:
 
     # Baselines and ceilings
 
-    def _make_headers(self) -> dict[str, Path]:
+    def _make_inductor_files(self) -> dict[str, Path]:
         with self._backend.timer_lease(shared=True):  # compilers and the clock share the cores
-            return precompiled_headers(self._cache, ENVIRONMENT, self._builder.stop)
+            return inductor.own_files(self._cache, ENVIRONMENT, self._builder.stop)
 
     def _compiles(self, lane: Lane, task: Task) -> bool:
         """Have the task's model ready under torch.compile on the CPU, if that works on it."""
-        assert self._headers is not None
+        assert self._inductor_files is not None
         known, time = self._baselines.read(task.key, "compile")
         if known and time is None:
             return False
-        failed = lane.prepare(task, "compile", self._headers.result()).get("failed")
+        failed = lane.prepare(task, "compile", self._inductor_files.result()).get("failed")
         if failed is not None:
             self._baselines.write(task.key, "compile", None, failed)
         return failed is None

@@ -95,15 +95,15 @@ class Referee:
         peer.ask("detach", stage="timing")
         return timed.model_dump()
 
-    def do_prepare(self, *headers: int, key: str, variant: str, names: list[str]) -> Message:
+    def do_prepare(self, *own: int, key: str, variant: str, names: list[str]) -> Message:
         """Make a variant of the task's model. {"failed": why} where torch.compile fails on it.
 
-        headers: open files for inductor; names: where they belong.
+        own: open files that inductor would make; names: where they belong.
         """
         session = self._enter_task(key)
-        if headers:
-            session.peer.ask("install_headers", fds=headers, names=names)
-        for fd in headers:
+        if own:
+            session.peer.ask("install_inductor_files", fds=own, names=names)
+        for fd in own:
             os.close(fd)
         failed = self._prepare(session, variant)
         return {} if failed is None else {"failed": failed}

@@ -25,7 +25,7 @@ from cuda_agent.backends import Arena, Backend, get_backend
 from cuda_agent.candidate.loading import import_model, install_build_shims, materialize
 from cuda_agent.errors import CandidateError
 from cuda_agent.judge import reference
-from cuda_agent.judge.inductor import install_headers
+from cuda_agent.judge.inductor import install as install_inductor_files
 from cuda_agent.judge.values import Region, TensorSpec, UnsupportedValue, flatten, same_structure, unflatten
 from cuda_agent.judge.wire import Channel, ChannelClosed, Message
 
@@ -132,12 +132,12 @@ class Runner:
                 compiled(*self._stages[stage].slots[0][0])  # type: ignore[operator]
             self._models[variant] = compiled  # type: ignore[assignment]
 
-    def do_install_headers(self, *fds: int, names: list[str]) -> None:
+    def do_install_inductor_files(self, *fds: int, names: list[str]) -> None:
         contents = []
         for fd in fds:
             with os.fdopen(fd, "rb") as stream:
                 contents.append(stream.read())
-        install_headers(dict(zip(names, contents, strict=True)))
+        install_inductor_files(dict(zip(names, contents, strict=True)))
 
     def do_probe_outputs(self, stage: str) -> Message:
         """Run eager once on a slot and describe what comes out."""
