@@ -27,7 +27,8 @@ from cuda_agent.judge.verdict import Interval, Speedup
 class Effort:
     """How long to measure.
 
-    window_s: aim for the long batch. budget_s: of wall time, drawing inputs and verifying outputs included.
+    window_s: aim for the long batch. budget_s: of wall time, drawing inputs and verifying outputs included; twice that
+    while a ratio is near the reward's threshold.
     rounds: of a short and a long batch each.
     target: stop once the interval's half-width is this share of the time.
     """
@@ -47,7 +48,7 @@ EFFORT = {
         "search": Effort(window_s=0.01, budget_s=0.6, min_rounds=3, max_rounds=8, target=0.015),
     },
     "cpu": {
-        "full": Effort(window_s=0.016, budget_s=3.5, min_rounds=4, max_rounds=16, target=0.03),
+        "full": Effort(window_s=0.016, budget_s=3.5, min_rounds=4, max_rounds=24, target=0.03),
         "training": Effort(window_s=0.016, budget_s=0.3, min_rounds=3, max_rounds=6, target=0.05),
         "search": Effort(window_s=0.016, budget_s=0.6, min_rounds=3, max_rounds=8, target=0.03),
     },

@@ -22,6 +22,7 @@ from cuda_agent.judge.values import dtype_of
 from cuda_agent.judge.verdict import Interval, Speedup
 
 _ROUGH = 0.1  # half-width of an interval, as a share of its ratio
+_PATIENCE = 2  # budgets to spend on a ratio that is near the reward's threshold
 
 
 class Beside(NamedTuple):
@@ -98,7 +99,8 @@ class _Rounds:
         begun = time.perf_counter()
         while len(self._inner) < effort.max_rounds:
             self._round(*draw_batch_sizes(stage.slots, aim))
-            late = time.perf_counter() - begun > effort.budget_s
+            spent = time.perf_counter() - begun
+            late = spent > effort.budget_s * (1 if self._decided() else _PATIENCE)
             if len(self._inner) >= effort.min_rounds and (late or self._precise()):
                 break
         copies = typical(self._copies)
@@ -112,10 +114,17 @@ class _Rounds:
         reward's threshold needs less."""
         if narrow_enough(self._inner, self._effort):
             return True
-        ratios = [speedup(rounds, self._inner) for rounds in self._others.values()]
+        ratios = self._ratios()
         return bool(ratios) and all(
             (r.high - r.low) / 2 <= (_ROUGH if clear_of_threshold(r) else self._effort.target) * r.ratio for r in ratios
         )
+
+    def _decided(self) -> bool:
+        """Whether more rounds would not change the reward."""
+        return all(clear_of_threshold(ratio) for ratio in self._ratios())
+
+    def _ratios(self) -> list[Speedup]:
+        return [speedup(rounds, self._inner) for rounds in self._others.values()]
 
     def _round(self, n1: int, n2: int) -> None:
         everything = range(self._stage.slots)

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
-from cuda_agent.expert.cpu.expressions import C_TYPES, affine, least, literal, position, value_of
-from cuda_agent.expert.cpu.traits import LANES, dear_functions, kept_lets, prefetched, shape_of, streamed
+from cuda_agent.expert.cpu.expressions import C_TYPES, affine, position, value_of
+from cuda_agent.expert.cpu.reductions import Accumulator, accumulators, adds_floats, clauses, combine, result, update
+from cuda_agent.expert.cpu.text import Text
+from cuda_agent.expert.cpu.traits import LANES, kept_lets, prefetched, shape_of, streamed
 from cuda_agent.expert.ir import ITEMSIZE, Buffer, Const, Dtype, Kernel, Let, Op, Pass, Reduction, Store
 
 THREADS = 64  # more than this many threads gain nothing in a memory-bound kernel; a row's split partials fit
-_FLOATS = ("float32", "float64")
 
 
-class KernelSource:
+class KernelSource(Text):
     """Text of a kernel's .cpp file."""
 
     def __init__(self, kernel: Kernel, buffers: Mapping[str, Buffer], defaults: Mapping[str, int]) -> None:
+        super().__init__()
         self.kernel, self.buffers, self.defaults = kernel, buffers, defaults
         self.shape = shape_of(kernel)
         self.dtypes: dict[str, Dtype] = {let.name: let.dtype for let in kernel.lets()}
@@ -29,9 +30,6 @@ class KernelSource:
         self.lanes: set[str] = set()  # names that are arrays over columns
         self.streams = {id(s) for s in streamed(kernel)}
         self.ahead = prefetched(kernel, buffers)
-        self.dear = dear_functions(kernel)
-        self.lines: list[str] = []
-        self.depth = 0
 
     def text(self) -> str:
         kernel = self.kernel
@@ -117,7 +115,7 @@ class KernelSource:
             self._start(sweep)
             with self._block("for (int t = 0; t < threads; ++t)"):
                 for r in sweep.reductions:
-                    self._combine(r)
+                    self._combine(r, "part_", "t")
             self._conclude(sweep)
             self._finish(outer)
 
@@ -184,30 +182,23 @@ class KernelSource:
         blocks = bool(loops) and loops[-1] % LANES == 0
         blocks = blocks and not any(r.kind.startswith("arg") for r in sweep.reductions)
         number = self._number(sweep)
-        if not self.kernel.reductions and self.dear[number]:
-            blocks = False
-        # Where there is little to compute, the memory is to read and write at the same time.
-        at_once = blocks and not self.dear[number]
-        partial = list(sweep.reductions) if blocks else [r for r in sweep.reductions if _adds_floats(r)]
+        partial = list(sweep.reductions) if blocks else [r for r in sweep.reductions if adds_floats(r)]
         self._start_tile(partial, blocks)
-        if blocks:
+        if blocks:  # each is written before the next is read, so that the memory does both at the same time
             with self._block(f"for (int64_t b = 0; b < m; b += {LANES})"):
                 if self.ahead and number:
                     self._prefetch(number, variables)
-                targets = self._targets(sweep, variables, "lo + b" if at_once else "lo")
+                targets = self._targets(sweep, variables, "lo + b")
                 self._put("#pragma omp simd")
                 with self._block(f"for (int64_t c = 0; c < {LANES}; ++c)"):
                     self._put("const int64_t k = b + c, j = lo + k;")
-                    self._points(sweep, variables, linear, partial, targets, "c" if at_once else "k")
-                if at_once:
-                    self._stream(sweep, variables, targets, "lo + b", str(LANES))
-            if not at_once:
-                self._stream(sweep, variables, targets, "lo", "m")
+                    self._points(sweep, variables, linear, partial, targets, "c")
+                self._stream(sweep, variables, targets, "lo + b", str(LANES))
         else:
             targets = self._targets(sweep, variables, "lo")
             if not any(r.kind.startswith("arg") for r in sweep.reductions):
-                clauses = [clause for r in sweep.reductions for clause in self._clauses(r)]
-                self._put("#pragma omp simd" + "".join(f" {clause}" for clause in clauses))
+                parts = [part for r in sweep.reductions for part in clauses(r)]
+                self._put("#pragma omp simd" + "".join(f" {part}" for part in parts))
             with self._block("for (int64_t k = 0; k < m; ++k)"):
                 self._put("const int64_t j = lo + k;")
                 self._points(sweep, variables, linear, partial, targets, "k")
@@ -301,38 +292,8 @@ class KernelSource:
 
     # Reductions
 
-    def _accumulators(self, r: Reduction, prefix: str = "") -> list[tuple[str, str, str]]:
-        """(name, C type, first value) of what a reduction is gathered in: over a row, or (prefix) a tile of it."""
-        kind = C_TYPES[r.dtype]
-        of = self.dtypes[r.value]
-        name = f"{prefix}{r.name}"
-        match r.kind:
-            case "sum":
-                return [(f"{name}_acc", "double" if _adds_floats(r) and not prefix else kind, "0")]
-            case "prod":
-                return [(f"{name}_acc", kind, "1")]
-            case "max" | "min":
-                found = [(f"{name}_acc", kind, least(r.dtype, r.kind == "min"))]
-                return [*found, (f"{name}_nan", "int", "0")] if r.dtype in _FLOATS else found
-            case "any" | "all":
-                return [(f"{name}_acc", "int", "0" if r.kind == "any" else "1")]
-        start = least(of, r.kind == "argmin")
-        return [(f"{name}_best", C_TYPES[of], start), (f"{name}_at", "int64_t", "INT64_MAX")]
-
-    def _clauses(self, r: Reduction) -> list[str]:
-        match r.kind:
-            case "sum":
-                return [f"reduction(+:{'tile_' if _adds_floats(r) else ''}{r.name}_acc)"]
-            case "prod":
-                return [f"reduction(*:{r.name}_acc)"]
-            case "max" | "min":
-                nan = [f"reduction(|:{r.name}_nan)"] if r.dtype in _FLOATS else []
-                return [f"reduction({r.kind}:{r.name}_acc)", *nan]
-            case "any":
-                return [f"reduction(|:{r.name}_acc)"]
-            case "all":
-                return [f"reduction(&:{r.name}_acc)"]
-        return []
+    def _accumulators(self, r: Reduction, prefix: str = "") -> list[Accumulator]:
+        return accumulators(r, self.dtypes[r.value], prefix)
 
     def _start(self, sweep: Pass) -> None:
         for r in sweep.reductions:
@@ -340,66 +301,15 @@ class KernelSource:
                 self._put(f"{kind} {name} = {start};")
 
     def _update(self, r: Reduction, linear: str, prefix: str = "") -> None:
-        """Take in the current element. In columns each accumulator is a lane's."""
-        value = self._name(r.value)
-        acc = self._name(f"{prefix}{r.name}_acc")
-        match r.kind:
-            case "sum":
-                self._put(f"{acc} += {value};")
-            case "prod":
-                self._put(f"{acc} *= {value};")
-            case "max" | "min":
-                sign = "<" if r.kind == "max" else ">"
-                self._put(f"{acc} = {acc} {sign} {value} ? {value} : {acc};")
-                if r.dtype in _FLOATS:
-                    self._put(f"{self._name(prefix + r.name + '_nan')} |= {value} != {value};")
-            case "any":
-                self._put(f"{acc} |= int({value});")
-            case "all":
-                self._put(f"{acc} &= int({value});")
-            case _:
-                self._better(r, value, linear)
+        of = self.dtypes[r.value]
+        self._put(*update(r, of, self._name(r.value), linear, self._name, prefix))
 
-    def _better(self, r: Reduction, value: str, at: str) -> None:
-        """The first extreme element counts, the first NaN before all."""
-        best, where = self._name(f"{r.name}_best"), self._name(f"{r.name}_at")
-        sign = ">" if r.kind == "argmax" else "<"
-        test = f"{value} {sign} {best} || ({value} == {best} && {at} < {where})"
-        if self.dtypes[r.value] in _FLOATS:
-            nan = f"{value} != {value}"
-            test = f"{best} == {best} ? {test} || {nan} : {nan} && {at} < {where}"
-        self._put(f"if ({test}) {best} = {value}, {where} = {at};")
-
-    def _combine(self, r: Reduction, prefix: str = "part_", at: str = "t") -> None:
-        """A partial result into the row's: a thread's, or a lane's of a tile."""
-        acc, part = f"{r.name}_acc", f"{prefix}{r.name}_acc[{at}]"
-        match r.kind:
-            case "sum":
-                self._put(f"{acc} += {part};")
-            case "prod":
-                self._put(f"{acc} *= {part};")
-            case "max" | "min":
-                self._put(f"{acc} = std::{r.kind}({acc}, {part});")
-                if r.dtype in _FLOATS:
-                    self._put(f"{r.name}_nan |= {prefix}{r.name}_nan[{at}];")
-            case "any":
-                self._put(f"{acc} |= {part};")
-            case "all":
-                self._put(f"{acc} &= {part};")
-            case _:
-                self._better(r, f"{prefix}{r.name}_best[{at}]", f"{prefix}{r.name}_at[{at}]")
+    def _combine(self, r: Reduction, prefix: str, at: str) -> None:
+        self._put(*combine(r, self.dtypes[r.value], self._name, prefix, at))
 
     def _conclude(self, sweep: Pass) -> None:
         for r in sweep.reductions:
-            self._put(f"const {C_TYPES[r.dtype]} {r.name} = {self._result(r)};")
-
-    def _result(self, r: Reduction) -> str:
-        acc = self._name(f"{r.name}_acc")
-        if r.kind.startswith("arg"):
-            return self._name(f"{r.name}_at")
-        if r.kind in ("max", "min") and r.dtype in _FLOATS:
-            return f"{self._name(r.name + '_nan')} ? {literal(math.nan, r.dtype)} : {acc}"
-        return f"{C_TYPES[r.dtype]}({acc})"
+            self._put(f"const {C_TYPES[r.dtype]} {r.name} = {result(r, self._name)};")
 
     # Parts of columns
 
@@ -419,7 +329,7 @@ class KernelSource:
     def _column_result(self, r: Reduction) -> None:
         self._put(f"alignas(64) {C_TYPES[r.dtype]} {r.name}[COLUMNS];")
         self._put("#pragma omp simd")
-        self._put(f"for (int64_t c = 0; c < m; ++c) {r.name}[c] = {self._result(r)};")
+        self._put(f"for (int64_t c = 0; c < m; ++c) {r.name}[c] = {result(r, self._name)};")
         self.lanes.add(r.name)
 
     # Text
@@ -466,36 +376,6 @@ class KernelSource:
 
     def _linear(self, inner: list[str], last: str) -> str:
         return affine(0, _row_major(self.kernel.inner), [*inner, last]) if self.kernel.inner else "0"
-
-    @contextmanager
-    def _nest(self, sizes: tuple[int, ...], names: list[str]) -> Iterator[None]:
-        for name, size in zip(names, sizes, strict=True):
-            self._put(f"for (int64_t {name} = 0; {name} < {size}; ++{name}) {{")
-            self.depth += 1
-        yield
-        for _ in names:
-            self.depth -= 1
-            self._put("}")
-
-    @contextmanager
-    def _block(self, head: str) -> Iterator[None]:
-        """`head {` … `}`; a pragma stands on a line of its own."""
-        if head.endswith("\n"):
-            self._put(head.strip())
-            head = ""
-        self._put(f"{head} {{".strip())
-        self.depth += 1
-        yield
-        self.depth -= 1
-        self._put("}")
-
-    def _put(self, line: str) -> None:
-        if line or not self.depth:
-            self.lines.append("    " * self.depth + line if line and not line.startswith("#") else line)
-
-
-def _adds_floats(r: Reduction) -> bool:
-    return r.kind == "sum" and r.dtype in _FLOATS
 
 
 def _pointer(buffer: str) -> str:
